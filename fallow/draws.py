@@ -1,0 +1,59 @@
+"""Random draws without a generator: the n-th draw of a key is a hash of (key, n).
+
+Integer tensor code only, so a draw has the same bits on CPU and on every GPU, in any batch size and order.
+
+>>> k = key(0, "shuffle", 3)
+>>> int(permutation(k, 5).sum())
+10
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX2 = 0x94D049BB133111EB - 2**64
+
+
+def key(*parts: int | str) -> int:
+    """A 63-bit key of any parts, such as (seed, purpose, round, party, stream)."""
+    text = "\x1f".join(f"{type(p).__name__[0]}{p}" for p in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def _shift(x: Tensor, n: int) -> Tensor:
+    return (x >> n) & (2 ** (64 - n) - 1)  # int64's shift is arithmetic; the hash wants a logical one
+
+
+def bits(key: int | Tensor, n: int | Tensor) -> Tensor:
+    """64 random bits (as int64) for each counter `n` of each key; both broadcast (SplitMix64's finaliser)."""
+    key, n = torch.as_tensor(key), torch.as_tensor(n)
+    x = key + (n + 1) * _GAMMA
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+def uniform(key: int | Tensor, n: int | Tensor) -> Tensor:
+    """Float64 on [0, 1), 53 bits."""
+    return _shift(bits(key, n), 11).double() * 2.0**-53
+
+
+def integers(key: int | Tensor, n: int | Tensor, high: int) -> Tensor:
+    """Int64 on 0 .. high-1 (high below 2^31; the bias is under high / 2^32)."""
+    return (_shift(bits(key, n), 32) * high) >> 32
+
+
+def permutation(key: int, size: int) -> Tensor:
+    """A random order of 0 .. size-1: sorts `size` draws."""
+    return torch.argsort(bits(key, torch.arange(size)), stable=True)
+
+
+def rng(key: int) -> np.random.Generator:
+    """numpy's Philox with the same key, for the few draws that stay on the host (Beta, choices)."""
+    return np.random.Generator(np.random.Philox(key=key))

@@ -1,0 +1,21 @@
+"""The one error a user ever sees: what is wrong, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """A mistake of the user's, or of the machine's, told in one sentence: cause, then remedy."""
+
+    def __init__(self, cause: str, remedy: str):
+        self.cause, self.remedy = cause.rstrip(". "), remedy.rstrip(". ")
+        super().__init__(f"{self.cause}; {self.remedy}.")
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """The remedy for a name that is not known: the nearest one, or all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else "known are " + ", ".join(known)
