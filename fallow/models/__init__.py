@@ -1,0 +1,143 @@
+"""Nets from images to logits, by name or by the path of a user's own class.
+
+>>> net = build("small-cnn", classes=10, channels=1)
+>>> sum(p.numel() for p in net.parameters())
+94186
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from torch import nn
+
+from fallow import draws
+from fallow.errors import UserError, suggest
+from fallow.models.cnn import VGG11, EmnistCNN, EmnistCNNofRGD, SmallCNN
+from fallow.models.norms import NORMS, Modes, adopt
+from fallow.models.resnet import ResNet9, ResNet18
+from fallow.models.wrn import WideResNet
+
+__all__ = ["NORMS", "Modes", "adopt", "build", "default_norm", "names"]
+
+
+class _Entry(NamedTuple):
+    make: Callable[..., nn.Module]
+    norm: str
+    smallest: int  # side in pixels
+
+
+_MODELS = {
+    "small-cnn": _Entry(SmallCNN, "gn", 4),
+    "resnet9": _Entry(ResNet9, "bn", 8),
+    "resnet18": _Entry(ResNet18, "bn", 1),
+    "wrn-28-2": _Entry(partial(WideResNet, widen=2), "bn", 1),
+    "wrn-28-8": _Entry(partial(WideResNet, widen=8), "bn", 1),
+    "emnist-cnn": _Entry(EmnistCNN, "none", 6),
+    "emnist-cnn:rgd": _Entry(EmnistCNNofRGD, "none", 6),
+    "vgg11": _Entry(VGG11, "bn", 1),
+}
+
+
+def names() -> list[str]:
+    """The models that come with Fallow."""
+    return list(_MODELS)
+
+
+def default_norm(name: str) -> str | None:
+    """The norm a model has unless told otherwise; `None` for a model of one's own."""
+    return _MODELS[name].norm if name in _MODELS else None
+
+
+def build(name: str, classes: int, channels: int, norm: str | None = None, size: int = 32) -> nn.Module:
+    """A new net for images of `channels` x `size` x `size`; its first weights are drawn by torch's generator.
+
+    `name` is one of `names()`, or `package.module:Class` or `./file.py:Class` for a model of one's own.
+    """
+    if norm is not None and norm not in NORMS:
+        raise UserError(f"there is no norm {norm!r}", suggest(norm, NORMS))
+    if name not in _MODELS:
+        return _own(name, {"classes": classes, "channels": channels, "norm": norm, "size": size})
+    entry = _MODELS[name]
+    if size < entry.smallest:
+        raise UserError(
+            f"{name} needs images of at least {entry.smallest} pixels, these have {size}",
+            "enlarge them with image.size or choose another model",
+        )
+    return entry.make(classes, channels, norm or entry.norm)
+
+
+def _own(name: str, offered: dict[str, int | str | None]) -> nn.Module:
+    where, _, what = name.rpartition(":")
+    if not where or where in _MODELS:
+        raise UserError(f"there is no model {name!r}", suggest(name, _MODELS))
+    module = _module(name, where)
+    make = getattr(module, what, None)
+    if not callable(make):
+        raise UserError(f"{where} has no model {what!r}", suggest(what, [n for n in vars(module) if n[0] != "_"]))
+    net = make(**_arguments(what, make, offered))
+    if not isinstance(net, nn.Module):
+        raise UserError(f"{name} gave a {type(net).__name__}", "a model is a torch.nn.Module")
+    return net
+
+
+def _module(name: str, where: str) -> ModuleType:
+    if where.endswith(".py") or "/" in where:
+        path = Path(where).expanduser().resolve()
+        if not path.is_file():
+            raise UserError(
+                f"there is no file {where} for the model {name}", "give the path of an existing Python file"
+            )
+        alias = f"fallow_own_{path.stem}_{draws.key(str(path)):x}"
+        if alias not in sys.modules:
+            spec = importlib.util.spec_from_file_location(alias, path)
+            assert spec is not None and spec.loader is not None
+            sys.modules[alias] = importlib.util.module_from_spec(spec)
+            try:
+                spec.loader.exec_module(sys.modules[alias])
+            except BaseException:
+                del sys.modules[alias]
+                raise
+        return sys.modules[alias]
+    if os.getcwd() not in sys.path:  # a console script does not look in the working directory by itself
+        sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
+            raise
+        near = suggest(name, _MODELS)
+        remedy = near if near.startswith("did") else "install it, or give a file as ./file.py:Class"
+        raise UserError(f"there is no module {where!r} for the model {name!r}", remedy) from None
+
+
+def _arguments(what: str, make: Callable[..., object], offered: dict[str, int | str | None]) -> dict[str, object]:
+    """Those of classes, channels, norm and size that the signature takes."""
+    taken = inspect.signature(make).parameters
+    every = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    given: dict[str, object] = {
+        k: v for k, v in offered.items() if k in taken or (every and k in ("classes", "channels"))
+    }
+    if "norm" in given and given["norm"] is None:
+        del given["norm"]
+    missing = [
+        n
+        for n, p in taken.items()
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n not in given
+    ]
+    if missing:
+        raise UserError(
+            f"{what} wants {', '.join(missing)}", f"a model of one's own is called as {what}(classes=, channels=)"
+        )
+    if offered["norm"] in ("bn", "gn", "none") and "norm" not in given:
+        raise UserError(f"{what} takes no norm", f"leave out norm={offered['norm']} or give {what} an argument norm")
+    return given

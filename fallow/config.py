@@ -1,0 +1,258 @@
+"""The settings of a run: typed keys with meanings, YAML, key=value, suggestions for misspelt keys.
+
+`Config` holds the keys that every run has. A method's `Options` derive from it, add the method's own keys and may
+give common keys other defaults, so one flat object is the whole setting of a run.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fallow.errors import UserError, suggest
+
+VERSION = 1  # of the stored config; a change of meaning counts up
+
+Labels = Literal["server", "clients", "some", "all"]
+Turn = Literal["before", "after", "beside", "before+last", "after+last"]
+Statistics = Literal["average", "server", "static", "batch"]
+Kept = Literal["reset", "keep", "travel"]
+Weights = Literal["samples", "labelled", "uniform", "half"]
+Reading = Literal["recommended", "paper", "released"]
+
+
+def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
+    """A key of the configuration: default, meaning, the paper's symbol, limits (`ge=0`, ...)."""
+    return Field(default, description=meaning, json_schema_extra={"symbol": symbol} if symbol else None, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=False)
+
+
+class Image(Section):
+    size: int | None = key(None, "side in pixels the images are brought to", ge=4)
+    fit: Literal["pad", "resize"] = key("pad", "how: zero-pad, or resize")
+    channels: int | None = key(None, "1 (grey) or 3 (colour)", ge=1, le=3)
+    normalise: str | None = key(None, "normalisation preset, `none` for /255 only")
+
+
+class Augment(Section):
+    labelled: str = key("weak", "view of labelled images")
+    weak: str = key("weak", "the weak view")
+    strong: str = key("ra-mc", "the strong view")
+    cutout: int | Literal["auto", "none"] = key("auto", "side of the final cutout in pixels")
+    flip: Literal["auto", "always", "never"] = key("auto", "mirror images (auto: not digits and letters)")
+    draws: Literal["sample", "batch"] = key("sample", "one draw per sample, or one for a whole batch")
+
+
+class Config(Section):
+    method: str = key("fixmatch", "the method: a name, or FILE.py:Class")
+    reading: Reading = key("recommended", "which side to take where paper and authors' code disagree")
+    seed: int = key(0, "every random draw follows from it", ge=0)
+
+    data: str = key("digits", "the data set, or folder:PATH, csv:PATH, numpy:PATH")
+    data_dir: str | None = key(None, "where the data sets lie (default: FALLOW_DATA, else ~/.cache/fallow)")
+    image: Image = key(Image(), "how images are brought to the model")
+    augment: Augment = key(Augment(), "what fills the views `labelled weak strong`")
+    model: str = key("small-cnn", "the model: a name, or FILE.py:Class")
+    norm: Literal["bn", "bn-batch", "sbn", "gn", "none"] | None = key(None, "normalisation layers (default: the model's)")
+
+    labels: Labels = key("clients", "who has labels: the server, every client, some clients, or all of the data")
+    label_count: int | None = key(None, "labels in the whole federation", ge=1)
+    label_ratio: float | None = key(None, "share of each client's samples that is labelled", gt=0, le=1)
+    label_per_class: int | None = key(None, "labels per class and client (labels at the server: per class)", ge=1)
+    label_balance: Literal["balanced", "random"] | None = key(None, "labels balanced over classes, or at random (default: balanced; with label_ratio at random)")
+    label_pick: Literal["random", "first"] = key("random", "which samples are labelled: at random, or the first")
+    labelled_clients: float | None = key(None, "how many clients have labels where labels=some: a count or a share", gt=0)
+    labelled_as_unlabelled: bool = key(False, "labelled samples also serve as unlabelled ones")
+    unlabelled_ratio: float = key(1.0, "share of the unlabelled samples that is used", gt=0, le=1)
+    clients: int = key(10, "clients in the federation", "M", ge=1)
+    active: float | None = key(None, "clients that take part in a round: a count, or a share below 1 (default: all)", "S", gt=0)
+    partition: str = key("iid", "how labelled data (and by default unlabelled data) is split over clients")
+    unlabelled_partition: str | None = key(None, "how unlabelled data is split (default: like `partition`)")
+
+    rounds: int = key(30, "rounds", "T", ge=1)
+    epochs: float | None = key(1, "passes over its data a client makes in a round", "E", gt=0)
+    steps: int | Literal["match-unlabelled"] | None = key(None, "steps a client makes in a round, instead of `epochs`")
+    batch: int | Literal["full"] = key(32, "labelled batch", "B")
+    unlabelled_batch: int | str = key("match-steps", "unlabelled batch: a count, match-steps[:floor], equal, ratio:N, full")
+    server_epochs: float | None = key(None, "the server's epochs (default: as clients)", gt=0)
+    server_steps: int | None = key(None, "the server's steps (default: as clients)", ge=1)
+    server_batch: int | None = key(None, "the server's batch (default: as clients)", ge=1)
+
+    optimizer: Literal["sgd", "adam"] = key("sgd", "local optimiser")
+    lr: float = key(0.03, "local learning rate", "eta", gt=0)
+    momentum: float = key(0.9, "of SGD; beta1 of Adam", ge=0, lt=1)
+    nesterov: bool = key(True, "Nesterov momentum")
+    weight_decay: float = key(0.0, "on every parameter", ge=0)
+    clip: float | None = key(None, "largest norm of a gradient", gt=0)
+    clip_value: float | None = key(None, "largest absolute entry of a gradient", gt=0)
+    prox: float = key(0.0, "pull towards the received model (FedProx)", "mu", ge=0)
+    prox_mode: Literal["gradient", "decoupled"] = key("gradient", "pull inside the gradient, or after the optimiser")
+    schedule: str = key("constant", "constant | cosine | cosine-7-16, options after commas")
+    optimizer_state: Kept = key("reset", "local optimiser state: new each round, kept at the client, or travelling")
+    weights: Weights = key("samples", "what a client weighs in the mean")
+    statistics: Statistics = key("average", "batch norm's running statistics: who makes them")
+    sbn: Literal["cumulative", "pooled", "federated"] = key("cumulative", "how static statistics are made")
+    sbn_data: Literal["all", "active", "server"] = key("all", "whose data static statistics are made of")
+    sbn_order: Literal["authors", "shuffled"] = key("authors", "order of the images in that pass")
+    sbn_passes: int | Literal["exact"] = key(1, "passes of the federated protocol")
+    server_turn: Turn = key("beside", "when a server with labels trains")
+    server_lr: float = key(1.0, "the server's step towards the mean", gt=0)
+    server_momentum: float = key(0.0, "the server's momentum", ge=0, lt=1)
+
+    device: str = key("auto", "cpu, cuda, cuda:N, or auto")
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = key("auto", "auto: bf16 on CUDA, fp32 on CPU")
+    slots: int | Literal["auto"] = key("auto", "parties that train at once")
+    capture: bool = key(True, "replay captured steps on CUDA")
+    compile: bool = key(False, "torch.compile the steps on CUDA")
+    deterministic: bool = key(False, "exactly repeatable on CUDA (CPU always is)")
+    keep_memory: float = key(4.0, "GiB of memory for what clients keep; the rest goes to disk", ge=0)
+    view_memory: float = key(1.0, "GiB for views made ahead", gt=0)
+    eval_every: int = key(1, "rounds between evaluations", ge=1)
+    eval_batch: int = key(250, "images per evaluation batch", ge=1)
+    checkpoint_every: int = key(1, "rounds between checkpoints", ge=1)
+    measure: tuple[str, ...] = key((), "what else is measured each round")
+
+    @model_validator(mode="after")
+    def _counts(self) -> Config:
+        if self.active is not None and self.active >= 1 and self.active != int(self.active):
+            raise ValueError(f"active={self.active} is neither a count nor a share below 1")
+        if isinstance(self.batch, int) and self.batch < 1:
+            raise ValueError(f"batch={self.batch} is not a positive count")
+        if isinstance(self.steps, int) and self.steps < 1:
+            raise ValueError(f"steps={self.steps} is not a positive count")
+        if self.active is not None and self.active > self.clients:
+            raise ValueError(f"active={int(self.active)} is more than clients={self.clients}")
+        if sum(v is not None for v in (self.label_count, self.label_ratio, self.label_per_class)) > 1:
+            raise ValueError("more than one of label_count, label_ratio and label_per_class is given")
+        return self
+
+    @property
+    def active_count(self) -> int:
+        """How many clients take part in a round (a share is rounded up)."""
+        if self.active is None:
+            return self.clients
+        return int(self.active) if self.active >= 1 else max(1, math.ceil(self.active * self.clients - 1e-9))
+
+
+def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words of the command line; a dot reaches into a section; values are YAML."""
+    out: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise UserError(f"{pair!r} is not key=value", "write for example rounds=10")
+        try:
+            value = yaml.safe_load(text) if text else None
+        except yaml.YAMLError:
+            value = text
+        if isinstance(value, str) and text != value and not text.startswith(("'", '"')):
+            value = text
+        node = out
+        *path, last = name.split(".")
+        for part in path:
+            node = node.setdefault(part, {})
+            if not isinstance(node, dict):
+                raise UserError(f"{part!r} is given both whole and in parts", "use one of the two forms")
+        node[last] = _number(value)
+    return out
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def read_yaml(path: Any) -> dict[str, Any]:
+    """A mapping from a YAML file, or one sentence why not."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            value = yaml.safe_load(f)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}", "check the path") from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise UserError(f"{path} cannot be read ({e})", "check the file and its permissions") from None
+    except yaml.YAMLError as e:
+        where = getattr(e, "problem_mark", None)
+        line = f" in line {where.line + 1}" if where else ""
+        raise UserError(f"{path} is not valid YAML{line}", "mend the file; keys look like `rounds: 10`") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no keys", "write one `key: value` per line")
+    return value
+
+
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Later layers win; sections are merged key by key."""
+    out: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if isinstance(value, Mapping) and isinstance(out.get(name), dict):
+                out[name] = merge(out[name], value)
+            else:
+                out[name] = copy.deepcopy(value)
+    return out
+
+
+def validate(kind: type[Config], values: Mapping[str, Any]) -> Config:
+    """Typed settings, or one sentence that names the key, what was given and what to do."""
+    _check_names(kind, values)
+    try:
+        return kind(**values)
+    except ValidationError as e:
+        first = e.errors()[0]
+        name = ".".join(str(p) for p in first["loc"] if not str(p).startswith(("function-", "literal", "constrained")))
+        name = ".".join(p for p in name.split(".") if p not in ("int", "float", "str", "bool"))
+        if first["type"] == "value_error":
+            cause = str(first["ctx"]["error"])
+            raise UserError(cause, "give a value that fits (`fallow run --help` and docs/keys.md list the keys)") from None
+        field = kind.model_fields.get(name.split(".")[0])
+        meaning = f"{name} is {field.description}" if field and field.description else "see docs/keys.md"
+        given = first.get("input")
+        raise UserError(f"{name}={given!r} is not allowed: {_lower(first['msg'])}", meaning) from None
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _check_names(kind: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:
+    for name, value in values.items():
+        if name not in kind.model_fields:
+            raise UserError(f"there is no key {prefix + name!r}", suggest(name, kind.model_fields))
+        annotation = kind.model_fields[name].annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{name} is a section, not {value!r}", f"write {name}.KEY=VALUE")
+            _check_names(annotation, value, f"{name}.")
+
+
+def dump(config: Config) -> str:
+    """The complete configuration as YAML."""
+    return yaml.safe_dump({"version": VERSION, **config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
+
+
+def described(kind: type[Config], own_only: bool = False) -> list[tuple[str, str, str, str]]:
+    """(key, default, symbol, meaning) of each key, a method's own first."""
+    rows = []
+    for name, field in kind.model_fields.items():
+        own = name not in Config.model_fields
+        if own_only and not own:
+            continue
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        default = field.default
+        shown = "" if default is None else "…" if isinstance(default, BaseModel) else str(default).lower() if isinstance(default, bool) else str(default)
+        rows.append((not own, (name, shown, str(extra.get("symbol", "")), field.description or "")))
+    return [row for _, row in sorted(rows, key=lambda r: r[0])]

@@ -1,0 +1,170 @@
+"""Who holds what: the federation as index lists, its counts, its fingerprint, its file, its table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fallow.data.dealing import EMPTY, Ints
+from fallow.data.skews import skew
+from fallow.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Holding:
+    """A party's samples: indices into the training set, in the order emitted."""
+
+    labelled: Ints
+    unlabelled: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Who holds what. `server.labelled` is empty where the labels are at clients."""
+
+    server: Holding
+    clients: tuple[Holding, ...]
+    dropped: Ints
+    names: tuple[str, ...]
+    spec: dict[str, Any]
+    tries: int = 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the server's list, each client's two in client order and the dropped, as little-endian int64.
+
+        Each list is preceded by its length: without it, iid over 5 and over 10 clients would have one fingerprint.
+        """
+        digest = hashlib.sha256()
+        held = [part for client in self.clients for part in (client.labelled, client.unlabelled)]
+        for indices in (self.server.labelled, *held, self.dropped):
+            digest.update(np.array(len(indices), "<i8").tobytes() + indices.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def counts(self, labels: Ints, classes: int) -> dict[str, Ints]:
+        """[clients, classes] of both lists; samples without a known label are not counted."""
+        return {
+            side: np.stack([_tally(np.asarray(labels)[getattr(client, side)], classes) for client in self.clients])
+            for side in ("labelled", "unlabelled")
+        }
+
+    def save(self, path: Path | str) -> None:
+        """Writes one .npz: whole or not at all."""
+        path = Path(path)
+        arrays = {
+            "server": self.server.labelled,
+            "dropped": self.dropped,
+            **_packed("labelled", [client.labelled for client in self.clients]),
+            **_packed("unlabelled", [client.unlabelled for client in self.clients]),
+            "about": np.frombuffer(json.dumps(self._about()).encode(), np.uint8),
+        }
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def _about(self) -> dict[str, Any]:
+        return {"names": self.names, "spec": self.spec, "tries": self.tries, "fingerprint": self.fingerprint}
+
+    @staticmethod
+    def load(path: Path | str) -> Federation:
+        """Reads what `save` wrote and checks its fingerprint."""
+        damaged = UserError(f"the federation file {path} is damaged", "restore it, or delete it and make it again")
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                about = json.loads(file["about"].tobytes())
+                sides = zip(_unpacked(file, "labelled"), _unpacked(file, "unlabelled"), strict=True)
+                clients = tuple(Holding(labelled, unlabelled) for labelled, unlabelled in sides)
+                server, dropped = Holding(file["server"], EMPTY), file["dropped"]
+            names, spec, tries = tuple(about["names"]), about["spec"], about["tries"]
+            written = about["fingerprint"]
+        except FileNotFoundError:
+            raise UserError(f"there is no federation file {path}", "check the path, or make it first") from None
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+            raise damaged from None
+        federation = Federation(server, clients, dropped, names, spec, tries)
+        if federation.fingerprint != written or len(names) != len(clients):
+            raise damaged
+        return federation
+
+
+def _tally(labels: Ints, classes: int) -> Ints:
+    return np.bincount(labels[labels >= 0], minlength=classes)
+
+
+def _packed(name: str, lists: Sequence[Ints]) -> dict[str, Ints]:
+    return {name: np.concatenate([EMPTY, *lists]), f"{name}_sizes": np.array([len(part) for part in lists], np.int64)}
+
+
+def _unpacked(file: Any, name: str) -> list[Ints]:
+    flat, sizes = file[name], file[f"{name}_sizes"]
+    if sizes.sum() != len(flat):
+        raise ValueError(name)
+    return np.split(flat, np.cumsum(sizes)[:-1])
+
+
+class Table(NamedTuple):
+    """What a terminal or a report prints about a federation."""
+
+    rows: list[dict[str, Any]]  # client, labelled, unlabelled, classes, labelled_classes, largest, share
+    summary: dict[str, Any]
+
+
+def measured(counts: Ints) -> float | None:
+    """R over the clients that hold a sample with a known label; None where there are fewer than two of them."""
+    counts = counts[counts.sum(1) > 0]
+    return skew(counts) if len(counts) > 1 else None
+
+
+def table(federation: Federation, labels: Ints, class_names: Sequence[str]) -> Table:
+    """One row per client, and the whole in a few numbers."""
+    sides = federation.counts(labels, len(class_names))
+    both = sides["labelled"] + sides["unlabelled"]
+    if federation.spec.get("labelled_as_unlabelled"):
+        both = sides["unlabelled"]
+    rows = []
+    for i, (name, client) in enumerate(zip(federation.names, federation.clients)):
+        top, known = int(both[i].argmax()), int(both[i].sum())
+        rows.append(
+            {
+                "client": name,
+                "labelled": len(client.labelled),
+                "unlabelled": len(client.unlabelled),
+                "classes": int((both[i] > 0).sum()),
+                "labelled_classes": int((sides["labelled"][i] > 0).sum()),
+                "largest": class_names[top] if known else None,
+                "share": round(both[i][top] / known, 4) if known else None,
+            }
+        )
+    summary: dict[str, Any] = {
+        "clients": len(rows),
+        "server_labelled": len(federation.server.labelled),
+        "dropped": len(federation.dropped),
+        "tries": federation.tries,
+        "fingerprint": federation.fingerprint,
+        "classes_per_client": float(np.mean([row["classes"] for row in rows])),
+    }
+    for side in ("labelled", "unlabelled"):
+        sizes = np.array([row[side] for row in rows])
+        summary[f"r_{side}"] = measured(sides[side])
+        summary[f"{side}_total"] = int(sizes.sum())
+        summary[f"{side}_sizes"] = (int(sizes.min()), float(np.median(sizes)), int(sizes.max()))
+    return Table(rows, summary)

@@ -1,0 +1,81 @@
+"""A torch Dataset given from Python: items (image, label), the image from Pillow, torch or numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fallow.data.readers.images import GREY, array_of
+from fallow.data.readers.parts import UNKNOWN, Parts, Split, check_labels, split
+from fallow.errors import UserError
+
+WANTED = "return (image, label) with a Pillow image, a tensor [C, H, W] or an array [H, W, C]"
+
+
+def read(train: Any, test: Any, classes: Sequence[str] | None = None, clients: Sequence[Any] | None = None) -> Parts:
+    training, testing = _split(train, "train", clients), _split(test, "test")
+    if training.images.shape[1:] != testing.images.shape[1:]:
+        raise UserError(
+            f"train has images of {_shape(training)} and test of {_shape(testing)}", "give both the same transform"
+        )
+    highest = int(torch.cat([training.labels, testing.labels]).max())
+    names = tuple(classes or getattr(train, "classes", None) or map(str, range(highest + 1)))
+    check_labels(training.labels.numpy(), len(names), "train", lowest=UNKNOWN)
+    check_labels(testing.labels.numpy(), len(names), "test")
+    return Parts(tuple(map(str, names)), training, testing)
+
+
+def _split(data: Any, where: str, clients: Sequence[Any] | None = None) -> Split:
+    items = [_item(data[index], f"item {index} of {where}") for index in range(len(data))]
+    if not items:
+        raise UserError(f"the {where} data set is empty", "give one with items")
+    if clients is not None and len(clients) != len(items):
+        raise UserError(f"{where} has {len(items)} items but {len(clients)} clients", "give one client per item")
+    first = items[0][0].shape
+    for index, (image, _) in enumerate(items):
+        if image.shape != first:
+            raise UserError(
+                f"item {index} of {where} has the shape {image.shape} where item 0 has {first}",
+                "bring all to one size in the data set's transform",
+            )
+    labels = np.array([label for _, label in items])
+    return split(np.stack([image for image, _ in items]), labels, None if clients is None else [*map(str, clients)])
+
+
+def _item(item: Any, where: str) -> tuple[np.ndarray, int]:
+    try:
+        image, label = item
+        known = UNKNOWN if label is None else int(label)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where} is not an (image, label) pair", WANTED) from error
+    return _image(image, where), known
+
+
+def _image(image: Any, where: str) -> np.ndarray:
+    if hasattr(image, "convert") and hasattr(image, "mode"):
+        return array_of(image, 1 if image.mode in GREY else 3)
+    pixels = _bytes(image.numpy(force=True) if isinstance(image, torch.Tensor) else np.asarray(image), where)
+    if pixels.ndim == 2:
+        return pixels[None]
+    first_if_tensor = (0, 2) if isinstance(image, torch.Tensor) else (2, 0)
+    for axis in first_if_tensor:
+        if pixels.ndim == 3 and pixels.shape[axis] in (1, 3):
+            return np.moveaxis(pixels, axis, 0)
+    raise UserError(f"{where} has an image of shape {pixels.shape}", WANTED)
+
+
+def _bytes(pixels: np.ndarray, where: str) -> np.ndarray:
+    if pixels.dtype == np.uint8:
+        return pixels
+    if pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
+        return np.rint(pixels * 255).astype(np.uint8)
+    raise UserError(
+        f"{where} has {pixels.dtype} pixels outside 0 to 1", "leave normalisation to Fallow: give uint8, or 0 to 1"
+    )
+
+
+def _shape(part: Split) -> str:
+    return "x".join(map(str, part.images.shape[1:]))

@@ -1,0 +1,348 @@
+"""A name -> images and labels: the official sets under data_dir, the user's own files, and torch Datasets."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from fallow.data import download as downloads
+from fallow.data.readers import cifar, dataset, digits, folders, idx, mat, medmnist, npz, stl10, table, tinyimagenet
+from fallow.data.readers.archives import unpack
+from fallow.data.readers.images import resized
+from fallow.data.readers.parts import Parts, Split
+from fallow.errors import UserError, suggest
+
+__all__ = ["Listed", "Source", "Split", "default_data_dir", "fit", "from_dataset", "load", "names", "register"]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A data set in memory."""
+
+    name: str
+    classes: tuple[str, ...]  # class names in label order
+    train: Split  # images without a label have the label -1
+    test: Split
+    flip: bool  # False where a mirror image may be of another class: digits, letters, left and right organs
+
+    @property
+    def channels(self) -> int:
+        return self.train.images.shape[1]
+
+    @property
+    def size(self) -> int:
+        """The height, which is also the width in every official set."""
+        return self.train.images.shape[2]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A line of `fallow list datasets`; of the user's own data only the name's form is known."""
+
+    name: str
+    what: str
+    where: str  # what is looked for under data_dir
+    classes: int | None = None
+    size: int | None = None
+    channels: int | None = None
+    present: bool | None = None  # None: the user's own
+    downloadable: bool = False
+
+
+@dataclass(frozen=True)
+class Form:
+    """One official form of a set: its folder, a file that shows it is there, and the archive it comes in."""
+
+    folder: str
+    shown_by: str  # a pattern
+    read: Callable[[Path], Parts]
+    archive: str | None = None
+
+    def lies_in(self, data_dir: Path) -> bool:
+        folder = data_dir / self.folder
+        return folder.is_dir() and bool(fnmatch.filter(os.listdir(folder), self.shown_by))
+
+    def archive_in(self, data_dir: Path) -> Path | None:
+        homes = {data_dir, (data_dir / self.folder).parent}
+        return next((home / self.archive for home in homes if self.archive and (home / self.archive).is_file()), None)
+
+
+@dataclass(frozen=True)
+class Official:
+    what: str
+    forms: tuple[Form, ...]
+    classes: int
+    size: int
+    channels: int
+    flip: bool = True
+    remote: str | None = None  # its key among the public addresses
+
+
+_IDX = "train-images?idx3-ubyte*"
+_OFFICIAL = {
+    "cifar10": Official(
+        "CIFAR-10, small photographs",
+        (
+            Form("cifar-10-batches-py", "data_batch_1", cifar.read_python10, "cifar-10-python.tar.gz"),
+            Form("cifar-10-batches-bin", "data_batch_1.bin", cifar.read_binary10, "cifar-10-binary.tar.gz"),
+        ),
+        10, 32, 3, remote="cifar10",
+    ),
+    "cifar100": Official(
+        "CIFAR-100, small photographs",
+        (
+            Form("cifar-100-python", "train", cifar.read_python100, "cifar-100-python.tar.gz"),
+            Form("cifar-100-binary", "train.bin", cifar.read_binary100, "cifar-100-binary.tar.gz"),
+        ),
+        100, 32, 3, remote="cifar100",
+    ),
+    "svhn": Official(
+        "SVHN, house numbers, cropped digits; without the extra images",
+        (Form("svhn", "train_32x32.mat", mat.read_svhn),), 10, 32, 3, flip=False, remote="svhn",
+    ),
+    "mnist": Official(
+        "MNIST, handwritten digits", (Form("mnist", _IDX, idx.read_mnist),), 10, 28, 1, flip=False, remote="mnist"
+    ),
+    "fashion-mnist": Official(
+        "Fashion-MNIST, pieces of clothing",
+        (Form("fashion-mnist", _IDX, idx.read_fashion_mnist),), 10, 28, 1, remote="fashion-mnist",
+    ),
+    "stl10": Official(
+        "STL-10, photographs, 100,000 of them without a label",
+        (Form("stl10_binary", "train_X.bin", stl10.read, "stl10_binary.tar.gz"),), 10, 96, 3, remote="stl10",
+    ),
+    "cinic10": Official(
+        "CINIC-10, CIFAR-10's classes with images from ImageNet",
+        (Form("CINIC-10", "train", folders.read_cinic10, "CINIC-10.tar.gz"),), 10, 32, 3, remote="cinic10",
+    ),
+    "tinyimagenet": Official(
+        "Tiny ImageNet, photographs",
+        (Form("tiny-imagenet-200", "wnids.txt", tinyimagenet.read, "tiny-imagenet-200.zip"),),
+        200, 64, 3, remote="tinyimagenet",
+    ),
+}  # fmt: skip
+_OWN = {
+    "folder": ("your images, one folder per class", folders.read),
+    "csv": ("your images, listed with label, client and split", table.read),
+    "numpy": ("your arrays in an .npz file", lambda path, size: npz.read(path)),
+}
+_registered: dict[str, Callable[[], Source]] = {}
+
+
+def load(
+    name: str | Source, data_dir: str | Path | None = None, download: bool = False, *, size: int | None = None
+) -> Source:
+    """The data set of that name; a Source is returned as it is.
+
+    `size` is the size to which `folder:` and `csv:` bring their images, by default the most common one.
+    """
+    if isinstance(name, Source):
+        return name
+    kind, colon, rest = name.partition(":")
+    with _told():
+        if name in _registered:
+            return _registered[name]()
+        if name == "digits":
+            return Source(name, *digits.read(), flip=False)
+        if kind in _OWN and colon:
+            if not rest:
+                raise UserError(f"{name!r} names no path", f"write {kind}:PATH")
+            return Source(name, *_OWN[kind][1](Path(rest).expanduser(), size), flip=True)
+        official, home = _official(name), _home(data_dir)
+        return Source(name, *_read(name, official, home, download), flip=official.flip)
+
+
+def names(data_dir: str | Path | None = None) -> list[Listed]:
+    """Every name that `load` knows, and whether its files are there."""
+    home = _home(data_dir)
+    rows = [Listed("digits", "handwritten digits, part of scikit-learn", "embedded", 10, 8, 1, True)]
+    for name in _official_names():
+        official = _official(name)
+        where = " or ".join(_looked_for(official))
+        shape = (official.classes, official.size, official.channels)
+        rows.append(Listed(name, official.what, where, *shape, _present(official, home), bool(official.remote)))
+    rows += [Listed(name, "registered from Python", "memory", present=True) for name in _registered]
+    return rows + [Listed(f"{kind}:PATH", what, "PATH") for kind, (what, _) in _OWN.items()]
+
+
+def register(name: str, source: Source | Callable[[], Source]) -> None:
+    """Makes a source, or a function that makes it, known to `load` under a name of its own."""
+    if name == "digits" or name in _official_names() or name.partition(":")[0] in _OWN:
+        raise UserError(f"the name {name!r} is taken by a built-in data set", "register it under another one")
+    _registered[name] = (lambda: source) if isinstance(source, Source) else source
+
+
+def from_dataset(
+    train: Any,
+    test: Any,
+    name: str = "dataset",
+    *,
+    classes: Sequence[str] | None = None,
+    clients: Sequence[Any] | None = None,
+    flip: bool = True,
+) -> Source:
+    """A source of two torch Datasets whose items are (image, label); the label None or -1 means unknown.
+
+    An image is a Pillow image, a tensor [C, H, W] or an array [H, W, C]: bytes, or real numbers from 0 to 1.
+    `clients` says which client holds each training item.
+    """
+    return Source(name, *dataset.read(train, test, classes, clients), flip=flip)
+
+
+def fit(
+    source: Source, size: int | None = None, fit: Literal["pad", "resize"] = "pad", channels: int | None = None
+) -> Source:
+    """The source with images of another size (zeros around them, or Pillow's bilinear resize) or channel count."""
+    if fit not in ("pad", "resize"):
+        raise UserError(f"image.fit is {fit!r}", "choose pad or resize")
+    if channels not in (None, 1, 3):
+        raise UserError(f"image.channels is {channels}", "choose 1 or 3")
+    if size is not None and size < 1:
+        raise UserError(f"image.size is {size}", "choose a size of at least 1")
+
+    def fitted(images: torch.Tensor) -> torch.Tensor:
+        images = images if channels in (None, images.shape[1]) else _recoloured(images)
+        if size is None or tuple(images.shape[2:]) == (size, size):
+            return images
+        if fit == "resize":
+            return torch.from_numpy(resized(images.numpy(), size, size))
+        return _padded(images, size, source.name)
+
+    return replace(
+        source,
+        train=replace(source.train, images=fitted(source.train.images)),
+        test=replace(source.test, images=fitted(source.test.images)),
+    )
+
+
+def default_data_dir() -> Path:
+    return Path(os.environ.get("FALLOW_DATA") or "~/.cache/fallow").expanduser()
+
+
+def _home(data_dir: str | Path | None) -> Path:
+    return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What the machine refuses to read, as a sentence."""
+    try:
+        yield
+    except PermissionError as error:
+        raise UserError(f"{error.filename} cannot be read: permission denied", "change its permissions") from error
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror or error})", "check the disk") from error
+
+
+def _official_names() -> list[str]:
+    return [*_OFFICIAL, *(f"emnist:{split}" for split in idx.EMNIST), *(f"medmnist:{s}" for s in medmnist.CLASSES)]
+
+
+def _official(name: str) -> Official:
+    kind, _, rest = name.partition(":")
+    if name in _OFFICIAL:
+        return _OFFICIAL[name]
+    if kind == "emnist":
+        return _emnist(rest)
+    if kind == "medmnist":
+        return _medmnist(rest)
+    known = ["digits", *_official_names(), *(f"{kind}:PATH" for kind in _OWN), *_registered]
+    raise UserError(f"there is no data set {name!r}", suggest(name, known))
+
+
+def _emnist(split: str) -> Official:
+    if split not in idx.EMNIST:
+        remedy = suggest(split, idx.EMNIST) if split else f"write emnist:SPLIT, SPLIT one of {', '.join(idx.EMNIST)}"
+        raise UserError(f"EMNIST has no split {split!r}", remedy)
+    read = partial(idx.read_emnist, variant=split)
+    shown_by = f"emnist-{split}-train-images?idx3-ubyte*"
+    forms = (Form("emnist", shown_by, read), Form("emnist/gzip", shown_by, read, "gzip.zip"))
+    what = f"EMNIST, handwritten characters, split {split}"
+    return Official(what, forms, len(idx.EMNIST[split]), 28, 1, flip=False, remote="emnist")
+
+
+def _medmnist(name: str) -> Official:
+    if not name:
+        raise UserError(
+            "medmnist needs the name of a set", f"write medmnist:NAME, NAME one of {', '.join(medmnist.CLASSES)}"
+        )
+    medmnist.check(name)
+    base, size = medmnist.base(name), int(name.partition("_")[2] or 28)
+    remote = f"medmnist:{name}" if f"medmnist:{name}" in downloads.REMOTES else None
+    return Official(
+        f"MedMNIST, {base}",
+        (Form("medmnist", f"{name}.npz", partial(medmnist.read, name=name)),),
+        len(medmnist.CLASSES[base]), size, 3 if base in medmnist.COLOUR else 1, base not in medmnist.SIDED, remote,
+    )  # fmt: skip
+
+
+def _read(name: str, official: Official, home: Path, download: bool) -> Parts:
+    if download and official.remote and not _archive_or_folder(official, home):
+        downloads.fetch_set(official.remote, home)
+    for form in official.forms:
+        if form.lies_in(home):
+            return form.read(home / form.folder)
+    for form in official.forms:
+        if archive := form.archive_in(home):
+            return form.read(unpack(archive, home / form.folder))
+    raise _not_there(name, official, home)
+
+
+def _archive_or_folder(official: Official, home: Path) -> bool:
+    """True if nothing is to be fetched; of a set that comes in single files each is looked at on its own."""
+    if not any(form.archive for form in official.forms):
+        return False
+    return any(form.lies_in(home) or form.archive_in(home) for form in official.forms)
+
+
+def _present(official: Official, home: Path) -> bool:
+    try:
+        return any(form.lies_in(home) or form.archive_in(home) for form in official.forms)
+    except OSError:
+        return False
+
+
+def _looked_for(official: Official) -> list[str]:
+    found = [f"{form.folder}/{form.shown_by}".rstrip("*").replace("?", "-") for form in official.forms]
+    return found + [form.archive for form in official.forms if form.archive]
+
+
+def _not_there(name: str, official: Official, home: Path) -> UserError:
+    loose = [spelt for spelt in idx.spellings("train-images-idx3-ubyte") if (home / spelt).is_file()]
+    if loose and name in ("mnist", "fashion-mnist"):
+        return UserError(
+            f"{home / loose[0]} may be MNIST's or Fashion-MNIST's, whose files have the same names",
+            f"move the four files into {home / name}",
+        )
+    remedy = "run again with --download, or put it there" if official.remote else "put it there"
+    looked_for = ", ".join(_looked_for(official))
+    return UserError(f"{name} is not in {home} (looked for {looked_for})", f"{remedy}, or set data_dir or FALLOW_DATA")
+
+
+def _recoloured(images: torch.Tensor) -> torch.Tensor:
+    if images.shape[1] == 1:
+        return images.repeat(1, 3, 1, 1)
+    grey = torch.empty(len(images), 1, *images.shape[2:], dtype=torch.uint8)
+    for at in range(0, len(images), 4096):  # the sums need four bytes a pixel
+        red, green, blue = images[at : at + 4096].int().unbind(1)
+        grey[at : at + 4096, 0] = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
+    return grey
+
+
+def _padded(images: torch.Tensor, size: int, name: str) -> torch.Tensor:
+    height, width = images.shape[2:]
+    if size < max(height, width):
+        raise UserError(
+            f"{name} has {height}x{width} images, which padding cannot bring to {size}", "set image.fit=resize"
+        )
+    top, left = (size - height) // 2, (size - width) // 2
+    return F.pad(images, (left, size - width - left, top, size - height - top))

@@ -1,0 +1,48 @@
+"""Writing that survives a crash: whole or not at all, and one sentence where the disk says no."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fallow.errors import UserError
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turns the disk's refusals into a sentence."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"the disk is full (writing {path})",
+                "free some space, then continue with `fallow resume`; all committed rounds are kept",
+            ) from None
+        if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise UserError(f"{path} cannot be written ({e.strerror})", "choose another folder with --out") from None
+        raise
+
+
+def write(path: Path, data: bytes | str) -> None:
+    """Writes beside, syncs, renames: a reader sees the old file or the new one."""
+    data = data.encode() if isinstance(data, str) else data
+    part = path.with_name(f".{path.name}.part")
+    with told(path):
+        with open(part, "wb") as f:
+            f.write(data)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(part, path)
+
+
+def sync(folder: Path) -> None:
+    """Makes renames inside a folder last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,96 @@
+"""Runs parties' steps one after another, parties side by side on threads: the reference every faster way must equal."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from fallow.engine.party import Job, Outcome, run_step, work
+from fallow.engine.slot import Slot
+from fallow.engine.world import World
+from fallow.engine.feed import Step
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def pool() -> ThreadPoolExecutor:
+    """One pool of threads for the process; it outlives a run."""
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(cores(), thread_name_prefix="fallow")
+    return _pool
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spread(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> list[Any]:
+    """Maps over items on the pool's threads (results in order), or plainly if one worker is enough."""
+    items = list(items)
+    if workers <= 1 or len(items) <= 1:
+        return [function(i) for i in items]
+    futures = [pool().submit(function, i) for i in items]
+    try:
+        return [f.result() for f in futures]
+    except BaseException:
+        for f in futures:
+            f.cancel()
+        raise
+
+
+class Eager:
+    """Carries out a round's jobs eagerly. On CPU as many at once as there are slots; on CUDA one by one."""
+
+    def __init__(self, world: World):
+        self.world = world
+        wanted = world.options.slots
+        self.workers = (cores() if world.device.type == "cpu" else 1) if wanted == "auto" else int(wanted)
+        if world.device.type == "cpu":
+            self.workers = min(self.workers, cores())
+        else:
+            self.workers = 1
+        world.sharing = self.workers
+        self._slots: list[Slot] = []
+        self._lock = threading.Lock()
+        self._stop = False
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        while len(self._slots) < min(self.workers, len(jobs)):
+            self._slots.append(Slot(self.world))
+        self._stop = False
+        try:
+            return spread(self._one, jobs, self.workers)
+        except BaseException:
+            self._stop = True
+            raise
+
+    def _one(self, job: Job) -> Outcome:
+        with self._lock:
+            slot = self._slots.pop()
+        try:
+            steps = work(self.world, slot, job)
+            while True:
+                try:
+                    step = next(steps)
+                except StopIteration as end:
+                    return end.value
+                if isinstance(step, Step):
+                    run_step(slot, step)
+                else:
+                    step.synchronize()
+                if self._stop:
+                    raise InterruptedError
+        finally:
+            with self._lock:
+                self._slots.append(slot)
+
+    def infer(self, function: Callable[[int, int], torch.Tensor], count: int, batch: int) -> torch.Tensor:
+        """Concatenated results of `function(start, stop)` over consecutive ranges."""
+        ranges = [(s, min(s + batch, count)) for s in range(0, count, batch)]
+        return torch.cat(spread(lambda r: function(*r), ranges, self.workers))

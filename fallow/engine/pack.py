@@ -1,0 +1,59 @@
+"""Trees of States, tensors, lists and plain values as (JSON, named tensors), and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fallow.methods.state import Layout, State
+
+Tensors = dict[str, Tensor]
+
+
+def pack(tree: Any, layouts: dict[str, Layout]) -> tuple[Any, Tensors]:
+    """The tree's shape as JSON, its tensors by path."""
+    tensors: Tensors = {}
+
+    def walk(node: Any, path: str) -> Any:
+        if isinstance(node, State):
+            layout = next(name for name, known in layouts.items() if known == node.layout)
+            for group, tensor in node.groups.items():
+                tensors[f"{path}.{group}"] = tensor
+            return {"state": layout, "at": path, "groups": list(node.groups)}
+        if isinstance(node, Tensor):
+            tensors[path] = node
+            return {"tensor": path}
+        if isinstance(node, dict):
+            return {"dict": [[k, walk(v, f"{path}.{i}")] for i, (k, v) in enumerate(node.items())]}
+        if isinstance(node, list | tuple):
+            return {"list": [walk(v, f"{path}.{i}") for i, v in enumerate(node)]}
+        return {"value": node}
+
+    return walk(tree, "root"), tensors
+
+
+def unpack(shape: Any, tensors: Tensors, layouts: dict[str, Layout], device: Any) -> Any:
+    if "state" in shape:
+        groups = {g: tensors[f"{shape['at']}.{g}"].to(device) for g in shape["groups"]}
+        return State(layouts[shape["state"]], groups)
+    if "tensor" in shape:
+        return tensors[shape["tensor"]].to(device)
+    if "dict" in shape:
+        return {k: unpack(v, tensors, layouts, device) for k, v in shape["dict"]}
+    if "list" in shape:
+        return [unpack(v, tensors, layouts, device) for v in shape["list"]]
+    return shape["value"]
+
+
+def size(tree: Any) -> int:
+    """Bytes of the tensors in a tree."""
+    if isinstance(tree, State):
+        return tree.nbytes
+    if isinstance(tree, Tensor):
+        return tree.numel() * tree.element_size()
+    if isinstance(tree, dict):
+        return sum(size(v) for v in tree.values())
+    if isinstance(tree, list | tuple):
+        return sum(size(v) for v in tree)
+    return 0

@@ -1,0 +1,230 @@
+"""A client, or the server, as a method sees it; and its work in a round, from the message down to the update up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fallow import draws
+from fallow.data.samples import Samples
+from fallow.engine import feed
+from fallow.engine.nets import NetHandle
+from fallow.engine.schedule import Schedule
+from fallow.engine.slot import Slot
+from fallow.engine.world import World
+from fallow.methods.base import Net, Update
+from fallow.methods.state import State
+
+SERVER = -1
+
+
+@dataclass
+class Job:
+    """A party's part in a round: who, what it received, what it had kept."""
+
+    party: int
+    round: int
+    message: dict[str, Any]
+    record: dict[str, Any]  # held things by name; optimisers by "name/optimizer"
+
+
+@dataclass
+class Outcome:
+    """What a party's work came to."""
+
+    party: int
+    steps: int
+    update: Update | None
+    record: dict[str, Any]
+    optimizers: dict[str, dict[str, Tensor]]
+    logs: dict[str, Tensor]
+    finite: Tensor
+
+
+class Party:
+    """What `begin`, `plan` and `end` get."""
+
+    def __init__(self, world: World, slot: Slot, job: Job):
+        self.world, self.slot, self.options = world, slot, world.options
+        self.id, self.round, self.received = job.party, job.round, job.message
+        self.is_server = job.party == SERVER
+        holding = world.federation.server if self.is_server else world.federation.clients[job.party]
+        self.labelled = Samples.of(holding.labelled, world.labels[holding.labelled])
+        self.unlabelled = Samples.of(holding.unlabelled)
+        self.made = 0
+        self._predictions = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["slot"], name)
+
+    # -- the amount of work, already the server's or the client's ----------------------------------------------------
+    @property
+    def batch(self) -> int | None:
+        o = self.options
+        size = o.server_batch if self.is_server and o.server_batch else o.batch
+        return None if size == "full" else int(size)
+
+    @property
+    def epochs(self) -> float | None:
+        o = self.options
+        if self.steps is not None:
+            return None
+        return o.server_epochs if self.is_server and o.server_epochs else o.epochs
+
+    @property
+    def steps(self) -> int | None:
+        o = self.options
+        if self.is_server:
+            if o.server_steps:
+                return o.server_steps
+            if o.server_epochs:
+                return None
+        if o.steps == "match-unlabelled":
+            return max(1, len(self.unlabelled) // int(self.batch or 1))
+        return o.steps
+
+    # -- what it can do ----------------------------------------------------------------------------------------------
+    def key(self, *parts: int | str) -> int:
+        return self.world.key("party", self.round, self.id, *parts)
+
+    def rng(self, stream: str) -> np.random.Generator:
+        """A host generator for the few draws that stay there (Beta, choices)."""
+        return draws.rng(self.key("rng", stream))
+
+    @torch.no_grad()
+    def predict(
+        self, net: NetHandle | State, samples: Samples, view: str = "plain", batch: int = 250, stats: str = "running"
+    ) -> Tensor:
+        """Logits of all samples in stored order, in batches of a fixed size that never cross parties."""
+        self._predictions += 1
+        if isinstance(net, State):
+            net = self.world.scratch(net)
+        key = self.key("predict", view, self._predictions)
+        out = []
+        for start in range(0, len(samples), batch):
+            rows = samples.rows[start : start + batch]
+            keys = draws.bits(key, torch.arange(start, start + len(rows)))
+            out.append(net(self.world.view(view, rows, keys), stats=stats))
+        return torch.cat(out) if out else torch.zeros(0, self.world.classes, device=self.world.device)
+
+    def judge(self, samples: Samples, label: Tensor, sure: Tensor | None = None) -> None:
+        """Logs the label ratio and, where true labels are known, label accuracy."""
+        rows = torch.from_numpy(samples.rows).to(self.world.device)
+        self.slot.judge(feed.Part({"_truth": self.world.truth[rows]}), label, sure)
+
+    def log(self, **values: Any) -> None:
+        self.slot.log(**values)
+
+
+def work(world: World, slot: Slot, job: Job) -> Iterator[feed.Step | torch.cuda.Event]:
+    """One party's round as a generator: yields the steps to make, in order; its return value is the Outcome.
+
+    Where a host read must wait for the device, an event is yielded first, so that other slots can go on meanwhile.
+    """
+    method = world.method
+    slot.load(*_start(world, job))
+    party = Party(world, slot, job)
+    found, wait = _read_back(method.begin(party))
+    if wait is not None:
+        yield wait
+    plan = method.plan(party, {k: v.numpy() if isinstance(v, Tensor) and v.device.type == "cpu" else v for k, v in found.items()})
+    for step in feed.steps(world, plan, party.key("plan"), lambda *a: _numbers(world, party, *a)):
+        party.made += 1
+        yield step
+    return _finish(world, slot, party)  # type: ignore[return-value]
+
+
+def _start(world: World, job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], float]:
+    """What the slot is filled with: the client's record if kept, else the message, else fresh weights."""
+    things: dict[str, Any] = {}
+    for name, spec in world.held.items():
+        if name in job.record:
+            things[name] = job.record[name]
+        elif not isinstance(spec, Net):
+            things[name] = torch.full(world.value_shape(spec), float(spec.start), device=world.device)
+        elif spec.start == "initial":
+            things[name] = world.initial(name)
+        elif spec.start == "random":
+            things[name] = world.fresh(name, world.key("random", name, job.party))
+        else:
+            entry = spec.start or name
+            things[name] = job.message[entry] if entry in job.message else job.message["model"]
+    optimizers = {n.removesuffix("/optimizer"): t for n, t in job.record.items() if n.endswith("/optimizer")}
+    optimizers |= {n.removesuffix("/optimizer"): t for n, t in job.message.items() if n.endswith("/optimizer")}
+    return things, optimizers, 0.0 if job.party == SERVER else world.options.prox
+
+
+def _read_back(found: dict[str, Any]) -> tuple[dict[str, Any], torch.cuda.Event | None]:
+    """What `begin` found, on the host; on CUDA through pinned memory with an event to wait for."""
+    tensors = {k: v for k, v in found.items() if isinstance(v, Tensor)}
+    if not any(t.is_cuda for t in tensors.values()):
+        return found, None
+    host = {k: torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True) for k, t in tensors.items()}
+    event = torch.cuda.Event()
+    event.record()
+    return found | host, event
+
+
+def _numbers(world: World, party: Party, made: int, length: int, total: int, given: Any) -> dict[str, Tensor]:
+    """The engine's own columns: a learning rate per trained net and step, and the key of dropout."""
+    o = world.options
+    schedule = Schedule.parse(o.schedule)
+    factors = [schedule.factor(party.round, made + k, total, o.rounds) for k in range(length)]
+    rates = torch.tensor([o.lr * f for f in factors], dtype=torch.float32)
+    out = {}
+    for name in party.slot.optimizers:
+        own = given.get(name) if isinstance(given, dict) else given
+        out[f"lr/{name}"] = rates if own is None else torch.as_tensor(np.broadcast_to(np.asarray(own, np.float32), (length,)).copy())
+    key = party.key("dropout")
+    out["key"] = torch.tensor([draws.key(key, made + k) for k in range(length)], dtype=torch.int64)
+    return out
+
+
+def _finish(world: World, slot: Slot, party: Party) -> Outcome:
+    update = world.method.end(party)
+    record: dict[str, Any] = {}
+    optimizers: dict[str, dict[str, Tensor]] = {}
+    for name, spec in world.held.items():
+        if spec.keep:
+            record[name] = slot.record(name)
+        if isinstance(spec, Net) and spec.train:
+            how = "keep" if party.is_server else spec.optimizer or world.options.optimizer_state
+            if how != "reset" and party.made:
+                optimizers[name] = {k: t.clone() for k, t in slot.optimizers[name].tensors.items()}
+    if update is not None:
+        update.entries = {k: v.clone() for k, v in update.entries.items()}
+        update.client = None if party.is_server else party.id
+    finite = torch.stack([torch.isfinite(n.flat.groups["parameters"]).all() for n in slot.nets.values()]).all()
+    logs = {k: t.clone() for k, t in slot.logs.items()}
+    return Outcome(party.id, party.made, update, record, optimizers, logs, finite)
+
+
+def run_step(slot: Slot, step: feed.Step) -> None:
+    """Makes one step eagerly."""
+    for name in slot.optimizers:
+        slot.lr[name].copy_(step.numbers[f"lr/{name}"])
+    for net in slot.nets.values():
+        net.modes.begin_step()
+        net.modes.key.copy_(step.numbers["key"])
+    step.function(slot, step.batch())
+
+
+@dataclass
+class Tally:
+    """Sums the logs of a round's parties into means."""
+
+    totals: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, logs: dict[str, Tensor]) -> None:
+        for name, pair in logs.items():
+            total, count = pair.tolist()
+            old = self.totals.setdefault(name, [0.0, 0.0])
+            old[0], old[1] = old[0] + total, old[1] + count
+
+    def means(self) -> dict[str, float | None]:
+        return {n: (t / c if c else None) for n, (t, c) in self.totals.items()}

@@ -1,0 +1,210 @@
+"""The round: draw, send down, local work, send up, merge, the server's turn, evaluate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fallow.engine.keep import Keep
+from fallow.engine.pack import size
+from fallow.engine.party import SERVER, Job, Outcome, Tally
+from fallow.engine.schedule import Schedule
+from fallow.engine.server import Server
+from fallow.engine.statistics import static
+from fallow.engine.world import World
+from fallow.errors import UserError
+from fallow.methods.base import Updates
+from fallow.methods.state import State
+
+
+class Executor(Protocol):
+    """What carries out parties' work: eager.py, slots.py."""
+
+    def run(self, jobs: list[Job]) -> list[Outcome]: ...
+    def infer(self, function: Any, count: int, batch: int) -> torch.Tensor: ...
+
+
+class Federated:
+    """A federation at work. One call of `round` is one round; what it changed takes effect at its end, all at once."""
+
+    def __init__(self, world: World, executor: Executor, keep: Keep):
+        self.world, self.method, self.o = world, world.method, world.options
+        self.executor, self.keep = executor, keep
+        self.server = Server(world)
+        self.server["model"] = self._travels(world.initial())
+        self.method.start(self.server)
+        self.seconds: dict[str, float] = {}
+        self._inference = world.net()
+
+    def _travels(self, state: State) -> State:
+        """A model without what the policy for statistics never sends."""
+        return state if self.world.statistics in ("average", "server") else state.only("parameters")
+
+    @property
+    def server_trains(self) -> bool:
+        return len(self.world.federation.server.labelled) > 0
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+    def round(self, number: int) -> dict[str, Any]:
+        """Carries out round `number` (from 0); its row of metrics. If it fails, the round before still stands."""
+        entries = dict(self.server.entries)
+        try:
+            return self._round(number)
+        except BaseException:
+            self.server.entries = entries
+            raise
+
+    def _round(self, number: int) -> dict[str, Any]:
+        server, turn = self.server, self.o.server_turn if self.server_trains else ""
+        self.seconds, server.logs, tally = {}, {}, Tally()
+        server.draw(number)
+        last = number + 1 == self.o.rounds
+        if turn.startswith("before"):
+            self._turn(tally)
+        with self._phase("statistics"):
+            self._with_statistics()
+        server.sent = server.model
+        jobs = self._jobs(beside=turn == "beside")
+        with self._phase("clients"):
+            outcomes = self.executor.run(jobs)
+            self._check(outcomes, tally)
+        with self._phase("merge"):
+            updates = self._updates(outcomes)
+            if updates:
+                self.method.merge(server, updates)
+        if turn.startswith("after"):
+            self._turn(tally)
+        if turn.endswith("+last") and last:
+            self._turn(tally)
+        row = {"round": number + 1} | self._evaluated(number, last)
+        self.keep.write({o.party: self._record(o) for o in outcomes if o.party != SERVER}, number + 1)
+        return row | self._metrics(number, jobs, updates, tally)
+
+    def _jobs(self, beside: bool) -> list[Job]:
+        server, jobs = self.server, []
+        for position, client in enumerate(server.active):
+            message = self.method.down(server, client)
+            message = {k: self._with_statistics(v) for k, v in message.items()}
+            if self.o.optimizer_state == "travel" and position < len(server.entries.get("optimizers", [])):
+                message |= {f"{n}/optimizer": t for n, t in server["optimizers"][position].items()}
+            jobs.append(Job(client, server.round, message, self.keep.read(client)))
+        if beside:
+            jobs.append(self._server_job())
+        return jobs
+
+    def _server_job(self) -> Job:
+        entries = self.server.entries
+        message = {k: v for k, v in entries.items() if isinstance(v, State | torch.Tensor)}
+        return Job(SERVER, self.server.round, message, dict(entries.get("record", {})))
+
+    def _turn(self, tally: Tally) -> None:
+        """The server trains on its own data; its update's entries are written back."""
+        with self._phase("server"):
+            outcome = self.executor.run([self._server_job()])[0]
+            self._check([outcome], tally)
+            self._keep_server(outcome)
+            for name, value in outcome.update.entries.items() if outcome.update else ():
+                self.server[name] = value
+
+    def _keep_server(self, outcome: Outcome) -> None:
+        if record := self._record(outcome):
+            self.server["record"] = dict(self.server.entries.get("record", {})) | record
+
+    @staticmethod
+    def _record(outcome: Outcome) -> dict[str, Any]:
+        return outcome.record | {f"{n}/optimizer": t for n, t in outcome.optimizers.items()}
+
+    def _check(self, outcomes: list[Outcome], tally: Tally) -> None:
+        for outcome in outcomes:
+            tally.add(outcome.logs)
+        bad = [o.party for o in outcomes if not bool(o.finite)]
+        if bad:
+            who = "the server" if bad[0] == SERVER else f"client {bad[0]}"
+            raise UserError(
+                f"the weights of {who} became NaN or infinite in round {self.server.round + 1}",
+                "lower lr, or set clip=1; the rounds before it are kept",
+            )
+
+    def _updates(self, outcomes: list[Outcome]) -> Updates:
+        """Updates in order of party id, the server's first, with their weights."""
+        server, updates = self.server, Updates()
+        if self.o.optimizer_state == "travel":
+            server["optimizers"] = [o.optimizers for o in outcomes if o.party != SERVER]
+            for o in outcomes:
+                o.optimizers = o.optimizers if o.party == SERVER else {}
+        for outcome in sorted(outcomes, key=lambda o: o.party):
+            if outcome.party == SERVER:
+                self._keep_server(outcome)
+            if outcome.update is not None:
+                outcome.update.weight = self._weight(outcome.party)
+                updates.append(outcome.update)
+        if updates.server and self.o.weights == "half":
+            updates.server.weight = float(max(1, len(updates.clients)))
+        updates[:] = [u for u in updates if u.weight > 0]
+        if self.world.statistics == "server" and updates.server:
+            own = updates.server["model"]
+            for u in updates.clients:
+                u.entries["model"] = u["model"].having(own, "statistics")
+        return updates
+
+    def _weight(self, party: int) -> float:
+        f = self.world.federation
+        holding = f.server if party == SERVER else f.clients[party]
+        if self.o.weights == "samples":
+            return float(len(np.union1d(holding.labelled, holding.unlabelled)))
+        return float(len(holding.labelled)) if self.o.weights == "labelled" else 1.0
+
+    # -- statistics, evaluation, metrics -------------------------------------------------------------------------------
+    def _with_statistics(self, thing: Any = None) -> Any:
+        """Under static batch norm, a model with statistics made for it; the server's is stored with them."""
+        if self.world.statistics != "static" or "statistics" not in self._inference.flat.groups:
+            return thing
+        if thing is None:
+            self.server["model"] = self._with_statistics(self.server.model)
+            return None
+        if not isinstance(thing, State) or "statistics" in thing or thing.layout != self._inference.layout:
+            return thing
+        return static(self.world, self._inference, thing, self.server.active)
+
+    def _evaluated(self, number: int, last: bool) -> dict[str, Any]:
+        if (number + 1) % self.o.eval_every and not last:
+            return {"accuracy": None, "test_loss": None}
+        with self._phase("statistics"):
+            self._with_statistics()
+        with self._phase("test"):
+            return self.evaluate(self.server.model)
+
+    @torch.no_grad()
+    def evaluate(self, state: State) -> dict[str, float]:
+        """Accuracy and loss on the whole test set, in file order."""
+        w, net = self.world, self._inference
+        net.load(state)
+        logits = self.executor.infer(lambda a, b: net(w.test_batch(a, b), stats="running"), len(w.test_labels), self.o.eval_batch)
+        right = (logits.argmax(1) == w.test_labels).double().mean()
+        loss = F.cross_entropy(logits.double(), w.test_labels)
+        return {"accuracy": float(right), "test_loss": float(loss)}
+
+    def _metrics(self, number: int, jobs: list[Job], updates: Updates, tally: Tally) -> dict[str, Any]:
+        means = tally.means()
+        row: dict[str, Any] = {k: means.pop(k, None) for k in ("loss", "label_ratio", "label_accuracy", "label_accuracy_all")}
+        row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
+        row["bytes_down"] = sum(size(j.message) for j in jobs if j.party != SERVER)
+        schedule = Schedule.parse(self.o.schedule)
+        steps = self.o.steps if isinstance(self.o.steps, int) else 1
+        row["lr"] = self.o.lr * schedule.factor(number, 0, steps, self.o.rounds)
+        row["clients"] = len(updates.clients)
+        return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if self.world.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -1,0 +1,70 @@
+"""The server: what it holds from round to round, and its optimiser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fallow import draws
+from fallow.engine.world import World
+from fallow.methods.state import State
+
+
+class Server:
+    """`server["name"]` is everything that lasts at the server, and all of it is the checkpoint."""
+
+    def __init__(self, world: World):
+        self.world, self.options = world, world.options
+        self.entries: dict[str, Any] = {}
+        self.active: list[int] = []
+        self.round = 0
+        self.sent: State | None = None
+        self.logs: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entries[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.entries[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.entries
+
+    @property
+    def model(self) -> State:
+        return self.entries["model"]
+
+    def draw(self, round: int) -> None:
+        """This round's clients, in the order drawn: the first of a permutation of all."""
+        self.round = round
+        order = draws.permutation(self.world.key("active", round), self.options.clients)
+        self.active = order[: self.options.active_count].tolist()
+
+    def rng(self, stream: str) -> np.random.Generator:
+        return draws.rng(self.world.key("server", self.round, stream))
+
+    def log(self, **values: Any) -> None:
+        """Numbers (or lists of them) for this round's metrics."""
+        for name, value in values.items():
+            self.logs[name] = value.tolist() if isinstance(value, Tensor | np.ndarray) else value
+
+    @torch.no_grad()
+    def move(self, target: State, base: State | None = None) -> None:
+        """The server's optimiser: parameters move from `base` (the model that was sent) towards `target`.
+
+        d = base - target; buffer = momentum * buffer + d; model = base - server_lr * buffer.
+        """
+        o = self.options
+        if o.server_lr == 1.0 and o.server_momentum == 0.0:
+            self["model"] = target
+            return
+        base = base or self.sent or self.model
+        d = base.groups["parameters"] - target.groups["parameters"]
+        if o.server_momentum:
+            d = o.server_momentum * self["momentum"] + d if "momentum" in self else d
+            self["momentum"] = d
+        moved = base.groups["parameters"] - o.server_lr * d
+        self["model"] = State(target.layout, target.groups | {"parameters": moved})

@@ -1,0 +1,146 @@
+"""A slot: what a party holds while it works, at fixed addresses, and the operations of a training step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fallow.engine.nets import NetHandle
+from fallow.engine.optim import Optimizer, clip_
+from fallow.engine.world import World
+from fallow.methods.base import Net, Value
+from fallow.methods.state import State
+
+
+class Slot:
+    """Knows its held things by name and nothing that tells one party from another."""
+
+    def __init__(self, world: World):
+        self.world, self.o = world, world.options
+        self.nets: dict[str, NetHandle] = {}
+        self.values: dict[str, Tensor] = {}
+        self.optimizers: dict[str, Optimizer] = {}
+        self.lr: dict[str, Tensor] = {}
+        self.logs: dict[str, Tensor] = {}
+        self.prox = torch.zeros((), device=world.device)
+        self.reference: Tensor | None = None
+        for name, spec in world.held.items():
+            if isinstance(spec, Value):
+                self.values[name] = torch.zeros(world.value_shape(spec), device=world.device)
+                continue
+            net = self.nets[name] = world.net(spec)
+            if spec.train:
+                self.optimizers[name] = Optimizer(self.o, net.flat.groups["parameters"])
+                self.lr[name] = torch.zeros((), device=world.device)
+        if self.o.prox and "model" in self.nets:
+            self.reference = torch.zeros_like(self.nets["model"].flat.groups["parameters"])
+
+    def __getattr__(self, name: str) -> Any:
+        things = self.__dict__
+        if name in things.get("nets", {}):
+            return things["nets"][name]
+        if name in things.get("values", {}):
+            return things["values"][name]
+        raise AttributeError(f"this method holds no {name!r}; `holds()` says what it holds")
+
+    def name_of(self, net: NetHandle) -> str:
+        return next(n for n, v in self.nets.items() if v is net)
+
+    # -- the operations of a step ------------------------------------------------------------------------------------
+    def descend(self, loss: Tensor, *nets: NetHandle, when: Tensor | None = None, retain: bool = False) -> None:
+        """Gradient of the loss for these nets (default: all trained ones), then prox, clip, optimiser step."""
+        chosen = nets or tuple(self.nets[n] for n in self.optimizers)
+        params = [p for net in chosen for p in net.params]
+        grads = torch.autograd.grad(loss, params, retain_graph=retain, allow_unused=True)
+        start = 0
+        for net in chosen:
+            stop = start + len(net.params)
+            self._apply_flat(net, net.flatten(grads[start:stop]), when)
+            start = stop
+
+    def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False) -> dict[str, Tensor]:
+        """The gradient by name, a graph on request (virtual steps)."""
+        grads = torch.autograd.grad(loss, net.params, create_graph=create_graph, allow_unused=True)
+        names = [n for n, _ in net.module.named_parameters()]
+        return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, net.params, grads)}
+
+    def apply(self, net: NetHandle, grads: dict[str, Tensor], when: Tensor | None = None) -> None:
+        """The optimiser's step with given gradients."""
+        names = [n for n, _ in net.module.named_parameters()]
+        self._apply_flat(net, net.flatten([grads[n].detach() for n in names]), when)
+
+    @torch.no_grad()
+    def _apply_flat(self, net: NetHandle, g: Tensor, when: Tensor | None) -> None:
+        name, w = self.name_of(net), net.flat.groups["parameters"]
+        pulled = self.reference is not None and name == "model"
+        if pulled and self.o.prox_mode == "gradient":
+            g = g + self.prox * (w - self.reference)
+        g = clip_(g, self.o.clip, self.o.clip_value)
+        self.optimizers[name].step(w, g, self.lr[name], when)
+        if pulled and self.o.prox_mode == "decoupled":
+            pull = self.lr[name] * self.prox * (w - self.reference)
+            w.sub_(pull if when is None else torch.where(when, pull, torch.zeros_like(pull)))
+
+    @torch.no_grad()
+    def log(self, rows: Tensor | None = None, **values: Any) -> None:
+        """Sums a number, or (values, mask), on the device; the round's metrics have the means."""
+        for name, value in values.items():
+            if isinstance(value, tuple):
+                value, mask = value
+                mask = mask if rows is None else mask & rows
+                self._count(name, (value * mask).sum(), mask.sum())
+            elif torch.is_tensor(value) and value.dim():
+                kept = torch.ones_like(value, dtype=torch.bool) if rows is None else rows
+                self._count(name, (value * kept).sum(), kept.sum())
+            else:
+                value = torch.as_tensor(value, device=self.world.device)
+                self._count(name, value, torch.ones((), device=self.world.device))
+
+    def _count(self, name: str, total: Tensor, count: Tensor) -> None:
+        if name not in self.logs:
+            self.logs[name] = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+        self.logs[name] += torch.stack([total.double(), count.double()])
+
+    @torch.no_grad()
+    def judge(self, part: Any, label: Tensor, sure: Tensor | None = None) -> None:
+        """Compares labels with the hidden true ones, where there are any; logs only, never returns."""
+        truth, rows = part._truth, part.rows
+        rows = torch.ones_like(label, dtype=torch.bool) if rows is None else rows
+        sure = rows if sure is None else sure & rows
+        self._count("label_ratio", sure.sum(), rows.sum())
+        if truth is not None:
+            right, known = label == truth, rows & (truth >= 0)
+            self._count("label_accuracy", (right & sure & known).sum(), (sure & known).sum())
+            self._count("label_accuracy_all", (right & known).sum(), known.sum())
+
+    # -- filling and emptying ------------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def load(self, things: dict[str, State | Tensor], optimizers: dict[str, dict[str, Tensor]], prox: float) -> None:
+        """Takes in a party: its nets and values, its optimisers (absent: fresh ones)."""
+        for name, thing in things.items():
+            if isinstance(thing, State):
+                self.nets[name].load(thing)
+            else:
+                value = self.values[name]
+                value.zero_()
+                value[tuple(slice(n) for n in thing.shape)].copy_(thing)
+        for name, optimizer in self.optimizers.items():
+            if name in optimizers:
+                optimizer.load(optimizers[name])
+            else:
+                optimizer.reset()
+        for log in self.logs.values():
+            log.zero_()
+        self.prox.fill_(prox)
+        if self.reference is not None:
+            self.reference.copy_(self.nets["model"].flat.groups["parameters"])
+
+    def record(self, name: str) -> State | Tensor:
+        """A copy of a held thing, for the client's record."""
+        return self.nets[name].flat.clone() if name in self.nets else self.values[name].clone()
+
+
+def trained(held: dict[str, Net | Value]) -> list[str]:
+    return [n for n, spec in held.items() if isinstance(spec, Net) and spec.train]

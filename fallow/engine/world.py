@@ -1,0 +1,148 @@
+"""What a run stands on: the data on the device, the federation, the model, the method and the settings."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fallow import draws, models
+from fallow.config import Config
+from fallow.data.federate import Federation
+from fallow.data.sources import Source
+from fallow.data.views import Views, normalisation
+from fallow.engine.nets import NetHandle
+from fallow.errors import UserError
+from fallow.methods.base import Method, Net, Value
+from fallow.methods.state import Layout, State
+
+NORM_MEANS = {"bn-batch": "batch", "sbn": "static"}
+
+
+def device_of(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device={name!r} is no device", "use cpu, cuda, cuda:N or auto") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda was asked for, but torch sees no CUDA device", "use device=cpu") from None
+    return device
+
+
+class World:
+    """Read-only for everyone; the engine's parties, slots and server all look at this."""
+
+    def __init__(self, options: Config, method: Method, source: Source, federation: Federation):
+        self.options, self.method, self.source, self.federation = options, method, source, federation
+        self.device = device_of(options.device)
+        self.classes = len(source.classes)
+        self.images = source.train.images.to(self.device)
+        self.truth = source.train.labels.to(self.device)
+        self.labels = source.train.labels.numpy()
+        self.test_images = source.test.images.to(self.device)
+        self.test_labels = source.test.labels.to(self.device)
+        self.statistics = NORM_MEANS.get(options.norm or "", options.statistics)
+        a = options.augment
+        mean, std = normalisation(options.image.normalise, source.name, source.channels)
+        self.views = Views(
+            size=source.size,
+            channels=source.channels,
+            mean=mean,
+            std=std,
+            flip=source.flip if a.flip == "auto" else a.flip == "always",
+            labelled=a.labelled,
+            weak=a.weak,
+            strong=a.strong,
+            cutout=None if a.cutout == "none" else a.cutout,
+        )
+        self.held: dict[str, Net | Value] = method.holds()
+        self.precision = options.precision
+        if self.precision == "auto":
+            self.precision = "bf16" if self.device.type == "cuda" else "fp32"
+        self.sharing = 1  # parties that share the memory for views
+        self._initial: dict[str, State] = {}
+        self._building = threading.Lock()  # torch's generator, which modules are initialised from, is one for all threads
+        self._scratch = threading.local()
+        self._set_up_device()
+
+    def _set_up_device(self) -> None:
+        torch.set_num_threads(1)  # other thread counts give other gradients; parties run side by side instead
+        if self.device.type == "cuda":
+            torch.backends.cudnn.benchmark = False
+            tf32 = self.precision == "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        torch.use_deterministic_algorithms(self.options.deterministic and self.device.type == "cuda")
+
+    # -- nets ------------------------------------------------------------------------------------------------------------
+    def autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+
+    def _build(self, spec: Net) -> nn.Module:
+        if spec.make is not None:
+            return spec.make(self.classes)
+        o = self.options
+        return models.build(o.model, self.classes, self.source.channels, norm=o.norm, size=self.source.size)
+
+    def net(self, spec: Net | None = None) -> NetHandle:
+        """A net of its own, uninitialised (the weights of torch's generator, which nothing depends on)."""
+        spec = spec or Net()
+        half = self.precision == "bf16" and spec.autocast
+        with self._building, torch.random.fork_rng(devices=[]):
+            module = self._build(spec)
+        return NetHandle(module, self.device, self.statistics, self.autocast if half else None)
+
+    def fresh(self, name: str, key: int) -> State:
+        """Newly initialised weights of a held net, by a key of their own; the same on every device."""
+        spec = self.held.get(name)
+        spec = spec if isinstance(spec, Net) else Net()
+        with self._building, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(key)
+            module = self._build(spec)
+        return State.of(module).to(self.device)
+
+    def initial(self, name: str = "model") -> State:
+        """The run's first weights, rebuilt from the seed."""
+        spec = self.held.get(name)
+        shared = "model" if isinstance(spec, Net) and spec.make is None else name
+        if shared not in self._initial:
+            self._initial[shared] = self.fresh(name, self.key("initial", shared))
+        return self._initial[shared]
+
+    def layouts(self) -> dict[str, Layout]:
+        """The layout of each held net, by which stored tensors are named."""
+        return {n: self.fresh(n, 0).layout for n, spec in {"model": Net(), **self.held}.items() if isinstance(spec, Net)}
+
+    def scratch(self, state: State) -> NetHandle:
+        """A net of this thread's, for inference with given weights."""
+        if not hasattr(self._scratch, "net"):
+            self._scratch.net = self.net()
+        self._scratch.net.load(state)
+        return self._scratch.net
+
+    def value_shape(self, spec: Value) -> tuple[int, ...]:
+        most = max((len(c.unlabelled) for c in self.federation.clients), default=0)
+        return tuple(most if n == "unlabelled" else int(n) for n in spec.shape)
+
+    # -- draws and images ------------------------------------------------------------------------------------------------
+    def key(self, *parts: int | str) -> int:
+        return draws.key(self.options.seed, *parts)
+
+    def view(self, role: str, rows: np.ndarray, keys: Tensor) -> Tensor:
+        """Views of training images, made on the device."""
+        where = torch.from_numpy(np.ascontiguousarray(rows))
+        if self.device.type == "cuda":
+            where = where.pin_memory().to(self.device, non_blocking=True)
+        return self.normal(self.views(role, self.images.index_select(0, where), keys))
+
+    def normal(self, x: Tensor) -> Tensor:
+        return x.contiguous(memory_format=torch.channels_last)
+
+    def test_batch(self, start: int, stop: int) -> Tensor:
+        images = self.test_images[start:stop]
+        return self.normal(self.views("plain", images, torch.zeros(len(images), dtype=torch.int64)))

@@ -1,0 +1,142 @@
+"""The interface of a method: eight hooks in the order of a round, and what they speak of.
+
+Everything particular to a paper is in one class derived from `Method`; everything else (batching, views, devices,
+randomness, transport, checkpoints) is not. Each hook has a default, and FedAvg overrides none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from fallow.config import Config
+from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.losses import cross_entropy
+from fallow.methods.plan import Plan
+from fallow.methods.state import State
+
+__all__ = ["Method", "Net", "Plan", "State", "Update", "Updates", "Value"]
+
+Make = Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Net:
+    """A net that a party holds while it works.
+
+    It starts from the client's record if kept, else from the message entry `start` (its own name, else "model"), or
+    "initial" (the run's first weights), or "random" (an own seed per client).
+    """
+
+    make: Make | None = None
+    start: str | None = None
+    keep: bool = False
+    train: bool = True
+    optimizer: Literal["reset", "keep", "travel"] | None = None
+    autocast: bool = True
+
+
+class Value:
+    """A small tensor that a party holds. Shape "unlabelled" is one entry per unlabelled sample."""
+
+    def __init__(self, *shape: int | str, start: float = 0.0, keep: bool = False):
+        self.shape, self.start, self.keep = shape, start, keep
+
+
+class Update:
+    """What a client sends up: named States and tensors."""
+
+    def __init__(self, entries: dict[str, State | Tensor] | None = None, **named: State | Tensor):
+        self.entries: dict[str, Any] = dict(entries or {}) | named
+        self.client: int | None = None  # None: the server
+        self.weight = 1.0
+
+    def __getitem__(self, name: str) -> Any:
+        return self.entries[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.entries.get(name, default)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+
+class Updates(list[Update]):
+    """A round's updates in order of party id, the server's (turn `beside`) first."""
+
+    @property
+    def server(self) -> Update | None:
+        return next((u for u in self if u.client is None), None)
+
+    @property
+    def clients(self) -> list[Update]:
+        return [u for u in self if u.client is not None]
+
+
+class Method:
+    """FedAvg on labelled data: the hooks' defaults."""
+
+    Options = Config
+    scenarios: frozenset[str] | set[str] = frozenset({"server", "clients", "some", "all"})
+    readings: dict[str, dict[str, Any]] = {}
+    captured = True
+    paper = ""  # one line for `fallow list methods`
+    keeps = "-"  # what a client keeps between rounds, in words
+    sends = "model"  # what travels, in words
+
+    def __init__(self, options: Config, classes: int):
+        self.__dict__.update(o=options, classes=classes)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a method never changes; {name!r} belongs into a held thing, a column or server[...]")
+
+    @classmethod
+    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+        """Keys whose default depends on where labels are."""
+        return {}
+
+    @classmethod
+    def refuse(cls, options: Config) -> str | None:
+        """Why these options make no sense for this method, in one sentence with a remedy after a semicolon."""
+        return None
+
+    # -- the hooks, in the order of a round --------------------------------------------------------------------------
+    def holds(self) -> dict[str, Net | Value]:
+        return {"model": Net()}
+
+    def start(self, server: Any) -> None:
+        return None
+
+    def down(self, server: Any, client: int) -> dict[str, State | Tensor]:
+        return {"model": server.model}
+
+    def begin(self, party: Any) -> dict[str, Any]:
+        return {}
+
+    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+        x = party.labelled.batches(party.batch, "labelled", epochs=party.epochs, steps=party.steps)
+        return Plan(self.supervised, x=x)
+
+    def step(self, s: Any, b: Any) -> None:
+        self.supervised(s, b)
+
+    def supervised(self, s: Any, b: Any) -> None:
+        """Cross-entropy on the labelled batch."""
+        loss = cross_entropy(s.model(b.x.labelled), b.x.y)
+        s.descend(loss)
+        s.log(loss=loss)
+
+    def end(self, party: Any) -> Update | None:
+        return Update(model=party.model.state) if party.made else None
+
+    def merge(self, server: Any, updates: Updates) -> None:
+        server.move(mean(updates))
+
+
+def weights_of(updates: Sequence[Update]) -> list[float]:
+    """Normalised weights of some updates."""
+    total = sum(u.weight for u in updates)
+    return [u.weight / total for u in updates]

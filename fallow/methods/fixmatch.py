@@ -1,0 +1,94 @@
+"""FixMatch and UDA at every party that has unlabelled data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from torch import Tensor
+
+from fallow.config import Config, key
+from fallow.methods.base import Method, Plan
+from fallow.methods.parts.batching import paired
+from fallow.methods.parts.losses import Reduction, ce, cross_entropy, kl, masked_mean
+
+Empty = Literal["skip", "take"]
+
+
+class FixMatch(Method):
+    """FixMatch at every party that has unlabelled data, averaged by FedAvg.  Sohn et al., NeurIPS 2020."""
+
+    paper = "Sohn et al., NeurIPS 2020"
+    scenarios = {"server", "clients", "some"}
+
+    class Options(Method.Options):
+        threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
+        weight: float = key(1.0, "of the unlabelled loss", "lambda_u", ge=0)
+        reduction: Reduction = key("all", "unlabelled loss: mean over the batch, or over the accepted")
+        empty_step: Empty = key("skip", "a party without labels and nothing accepted: skip the step, or take it")
+        pseudo_label_mode: Literal["joint", "eval"] = key("joint", "labels from the joint pass, or from an own pass in eval mode")
+
+    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+        x, u = paired(party, "labelled", ("weak", "strong"))
+        return Plan(x=x, u=u)
+
+    def target(self, z: Tensor) -> tuple[Tensor, Tensor]:                       # Eq. 3
+        confidence, label = z.softmax(1).max(1)
+        return label, confidence >= self.o.threshold
+
+    def unsupervised(self, zs: Tensor, target: Tensor) -> Tensor:
+        return ce(zs, target)
+
+    def labelled_loss(self, zx: Tensor, b: Any) -> Tensor:
+        return cross_entropy(zx, b.x.y)
+
+    def forward(self, s: Any, b: Any) -> tuple[Any, Any, Any]:
+        if self.o.pseudo_label_mode == "joint":
+            return s.model.together(b.x.labelled, b.u.weak, b.u.strong)
+        zx, zs = s.model.together(b.x.labelled, b.u.strong)
+        return zx, s.model(b.u.weak, stats="running").detach() if b.u else None, zs
+
+    def step(self, s: Any, b: Any) -> None:
+        zx, zw, zs = self.forward(s, b)
+        loss, sure = self.labelled_loss(zx, b) if b.x else 0.0, None
+        if b.u:
+            label, sure = self.target(zw.detach())
+            loss = loss + self.o.weight * masked_mean(self.unsupervised(zs, label), sure, self.o.reduction)  # Eq. 4
+            s.judge(b.u, label if label.dim() == 1 else label.argmax(1), sure)
+        s.descend(loss, when=None if b.x or self.o.empty_step == "take" else sure.any())
+        s.log(loss=loss)
+
+
+class UDA(FixMatch):
+    """Soft, sharpened targets in place of hard ones.  Xie et al., NeurIPS 2020."""
+
+    paper = "Xie et al., NeurIPS 2020"
+
+    class Options(FixMatch.Options):
+        threshold: float = key(0.8, "confidence a target needs, before sharpening", "tau", ge=0)
+        temperature: float = key(0.4, "of the sharpened target", "T", gt=0)
+        tsa: Literal["none", "linear", "log", "exp"] = key("none", "training-signal annealing of labelled samples", "eta")
+
+    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+        plan = super().plan(party, found)
+        n, o = len(plan), self.o
+        share = [(party.round * n + k) / (o.rounds * n) for k in range(n)]
+        return plan if o.tsa == "none" else plan.having(eta=[annealed(o.tsa, r, self.classes) for r in share])
+
+    def target(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        return (z / self.o.temperature).softmax(1), z.softmax(1).max(1).values >= self.o.threshold
+
+    def unsupervised(self, zs: Tensor, target: Tensor) -> Tensor:
+        return kl(target, zs)
+
+    def labelled_loss(self, zx: Tensor, b: Any) -> Tensor:
+        if self.o.tsa == "none":
+            return cross_entropy(zx, b.x.y)
+        true = zx.detach().softmax(1).gather(1, b.x.y[:, None])[:, 0]
+        return masked_mean(ce(zx, b.x.y), true <= b.eta, "selected")
+
+
+def annealed(kind: str, share: float, classes: int) -> float:
+    """TSA's threshold after `share` of all steps: a (1 - 1/C) + 1/C."""
+    a = {"linear": share, "exp": math.exp(5 * (share - 1)), "log": 1 - math.exp(-5 * share)}[kind]
+    return a * (1 - 1 / classes) + 1 / classes

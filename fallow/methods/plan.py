@@ -1,0 +1,73 @@
+"""A party's coming steps: streams, numbers, and which function each step calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fallow.data.samples import Stream
+from fallow.errors import UserError
+
+StepFunction = Callable[[Any, Any], None]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of steps of one kind."""
+
+    step: StepFunction | None
+    streams: dict[str, Stream]
+    numbers: dict[str, Any]
+
+    def __len__(self) -> int:
+        present = [s for s in self.streams.values() if s]
+        if not present:
+            return 0
+        ends = [len(s) for s in present if not s.endless]
+        if not ends:
+            raise UserError(
+                "every stream of a plan is endless, so the plan has no end", "give one of them `epochs` or `steps`"
+            )
+        return min(ends)
+
+
+class Plan:
+    """`Plan(step=None, **columns)`; plans add up. A column is a stream, a number, or an array over the steps."""
+
+    def __init__(self, step: StepFunction | None = None, **columns: Any):
+        streams = {k: v for k, v in columns.items() if isinstance(v, Stream)}
+        numbers = {k: v for k, v in columns.items() if not isinstance(v, Stream) and v is not None}
+        self.segments: tuple[Segment, ...] = (Segment(step, streams, numbers),) if streams else ()
+
+    def __add__(self, other: Plan) -> Plan:
+        out = Plan()
+        out.segments = self.segments + other.segments
+        return out
+
+    def having(self, **columns: Any) -> Plan:
+        """This plan with further columns."""
+        out = Plan()
+        streams = {k: v for k, v in columns.items() if isinstance(v, Stream)}
+        numbers = {k: v for k, v in columns.items() if not isinstance(v, Stream) and v is not None}
+        out.segments = tuple(Segment(s.step, s.streams | streams, s.numbers | numbers) for s in self.segments)
+        return out
+
+    def __len__(self) -> int:
+        return sum(len(s) for s in self.segments)
+
+
+def column(name: str, value: Any, length: int) -> torch.Tensor:
+    """A column of numbers as a tensor whose first axis is the step: float32 or int64."""
+    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    if array.ndim == 0:
+        array = np.broadcast_to(array, (length,))
+    if len(array) < length:
+        raise UserError(
+            f"column {name!r} of a plan has {len(array)} entries for {length} steps", "make it as long as the plan"
+        )
+    kind = np.int64 if np.issubdtype(array.dtype, np.integer) else np.float32
+    return torch.from_numpy(np.ascontiguousarray(array[:length].astype(kind)))

@@ -1,0 +1,87 @@
+"""ResNet-9 (FedLoKe, FedRGD, FedDure, FedMatch) and ResNet-18 for small images; torch's default initialisation."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fallow.models.cnn import Classifier, Pool2, global_max
+from fallow.models.norms import norm_layer
+
+
+class ResNet9(Classifier):
+    """DAWNBench's skeleton with max pooling at the end; convolutions keep their bias, also before a norm."""
+
+    def __init__(
+        self,
+        classes: int,
+        channels: int,
+        norm: str = "bn",
+        groups: int = 32,
+        conv_bias: bool = True,
+        linear_bias: bool = True,
+    ):
+        super().__init__()
+
+        def block(inputs: int, outputs: int, *pool: nn.Module) -> nn.Sequential:
+            conv = nn.Conv2d(inputs, outputs, 3, 1, 1, bias=conv_bias)
+            return nn.Sequential(conv, norm_layer(norm, outputs, groups), nn.ReLU(), *pool)
+
+        self.prep = block(channels, 64)
+        self.layer1_head = block(64, 128, Pool2())
+        self.layer1_residual = nn.Sequential(block(128, 128), block(128, 128))
+        self.layer2 = block(128, 256, Pool2())
+        self.layer3_head = block(256, 512, Pool2())
+        self.layer3_residual = nn.Sequential(block(512, 512), block(512, 512))
+        self.linear = nn.Linear(512, classes, bias=linear_bias)
+
+    @property
+    def head(self) -> nn.Module:  # type: ignore[override]
+        return self.linear
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.layer1_head(self.prep(x))
+        x = self.layer1_residual(x) + x
+        x = self.layer3_head(self.layer2(x))
+        x = self.layer3_residual(x) + x
+        return global_max(x)
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: str, groups: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = norm_layer(norm, outputs, groups)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = norm_layer(norm, outputs, groups)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
+            self.shortcut.append(norm_layer(norm, outputs, groups))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + self.shortcut(x))
+
+
+class ResNet18(Classifier):
+    """The CIFAR variant: a 3x3 stem without pooling, post-activation blocks."""
+
+    def __init__(self, classes: int, channels: int, norm: str = "bn", groups: int = 32):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+        self.norm = norm_layer(norm, 64, groups)
+
+        def stage(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+            first = BasicBlock(inputs, outputs, stride, norm, groups)
+            return nn.Sequential(first, BasicBlock(outputs, outputs, 1, norm, groups))
+
+        self.stage1 = stage(64, 64, 1)
+        self.stage2 = stage(64, 128, 2)
+        self.stage3 = stage(128, 256, 2)
+        self.stage4 = stage(256, 512, 2)
+        self.head = nn.Linear(512, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(x)))
+        return self.stage4(self.stage3(self.stage2(self.stage1(x)))).mean((2, 3))
