@@ -71,13 +71,13 @@ class Config(Section):
     label_pick: Literal["random", "first"] = key("random", "which samples are labelled: at random, or the first")
     labelled_clients: float | None = key(None, "how many clients have labels where labels=some: a count or a share", gt=0)
     labelled_as_unlabelled: bool = key(False, "labelled samples also serve as unlabelled ones")
-    unlabelled_ratio: float = key(1.0, "share of the unlabelled samples that is used", gt=0, le=1)
-    clients: int = key(10, "clients in the federation", "M", ge=1)
+    unlabelled_ratio: float = key(1.0, "share of the unlabelled samples that is used", ge=0, le=1)
+    clients: int = key(10, "how many clients the federation has, 1 or more", "M", ge=1)
     active: float | None = key(None, "clients that take part in a round: a count, or a share below 1 (default: all)", "S", gt=0)
     partition: str = key("iid", "how labelled data (and by default unlabelled data) is split over clients")
     unlabelled_partition: str | None = key(None, "how unlabelled data is split (default: like `partition`)")
 
-    rounds: int = key(30, "rounds", "T", ge=1)
+    rounds: int = key(30, "how many rounds the run has, 1 or more", "T", ge=1)
     epochs: float | None = key(1, "passes over its data a client makes in a round", "E", gt=0)
     steps: int | Literal["match-unlabelled"] | None = key(None, "steps a client makes in a round, instead of `epochs`")
     batch: int | Literal["full"] = key(32, "labelled batch", "B")
@@ -219,7 +219,7 @@ def validate(kind: type[Config], values: Mapping[str, Any]) -> Config:
             cause = str(first["ctx"]["error"])
             raise UserError(cause, "give a value that fits (`fallow run --help` and docs/keys.md list the keys)") from None
         field = kind.model_fields.get(name.split(".")[0])
-        meaning = f"{name} is {field.description}" if field and field.description else "see docs/keys.md"
+        meaning = f"{name} means: {field.description}" if field and field.description else "see docs/keys.md"
         given = first.get("input")
         raise UserError(f"{name}={given!r} is not allowed: {_lower(first['msg'])}", meaning) from None
 

@@ -11,7 +11,7 @@ class UserError(Exception):
 
     def __init__(self, cause: str, remedy: str):
         self.cause, self.remedy = cause.rstrip(". "), remedy.rstrip(". ")
-        super().__init__(f"{self.cause}; {self.remedy}.")
+        super().__init__(f"{self.cause}; {self.remedy}" + ("" if self.remedy.endswith("?") else "."))
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -153,7 +153,9 @@ def test_load_downloads_only_if_asked_and_only_what_is_missing(server, tmp_path,
     gone = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
     server.body = gone.read_bytes()
     gone.unlink()
-    files = [f"mnist/{p}-ubyte" for p in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")]
+    files = [
+        f"mnist/{p}-ubyte" for p in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    ]
     monkeypatch.setitem(download.REMOTES, "mnist", tuple(Remote(server.url, file) for file in files))
     with pytest.raises(UserError, match="incomplete"):
         sources.load("mnist", tmp_path)

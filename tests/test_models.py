@@ -162,6 +162,27 @@ def test_vgg11_counts():
     assert count(net.body) == 9_225_984
 
 
+@pytest.mark.parametrize(
+    "name, classes, channels, side, expected",
+    [
+        ("wrn-28-2", 10, 3, 32, 214_353_152),
+        ("wrn-28-2", 100, 3, 32, 214_353_152 + 11_520),
+        ("wrn-28-8", 10, 3, 32, 3_360_084_992),
+        ("resnet9", 10, 3, 32, 379_261_952),
+        ("small-cnn", 10, 1, 8, 0.61e6),
+        ("small-cnn", 10, 1, 28, 7.45e6),
+        ("small-cnn", 10, 1, 32, 9.73e6),
+    ],
+)
+def test_multiply_adds_per_image(name, classes, channels, side, expected):
+    net, found = on_paper(name, classes, channels), []
+    for m in net.modules():
+        if isinstance(m, (nn.Conv2d, nn.Linear)):
+            m.register_forward_hook(lambda m, args, y: found.append(m.weight.numel() * y[0, 0].numel()))
+    net(torch.empty(1, channels, side, side, device="meta"))
+    assert sum(found) == pytest.approx(expected, rel=0 if isinstance(expected, int) else 0.01)
+
+
 # shapes, default norms, initialisation --------------------------------------------------------------------------------
 
 

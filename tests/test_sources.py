@@ -353,7 +353,9 @@ def test_torch_dataset():
 
 def test_registered_sources(monkeypatch):
     monkeypatch.setattr(sources, "_registered", {})
-    mine = from_dataset(Pairs([(images_of(1)[0].transpose(1, 2, 0), 0)]), Pairs([(images_of(1)[0].transpose(1, 2, 0), 0)]))
+    mine = from_dataset(
+        Pairs([(images_of(1)[0].transpose(1, 2, 0), 0)]), Pairs([(images_of(1)[0].transpose(1, 2, 0), 0)])
+    )
     register("mine", mine)
     register("made", lambda: mine)
     assert load("mine") is mine and load("made") is mine
@@ -452,7 +454,9 @@ def test_archive_cannot_write_outside(tmp_path, name):
     assert [path.name for path in tmp_path.rglob("*")] == ["home", "cifar-10-python.tar.gz"]
 
 
-@pytest.mark.parametrize(("name", "archive"), [("cifar10", "cifar-10-python.tar.gz"), ("tinyimagenet", "tiny-imagenet-200.zip")])
+@pytest.mark.parametrize(
+    ("name", "archive"), [("cifar10", "cifar-10-python.tar.gz"), ("tinyimagenet", "tiny-imagenet-200.zip")]
+)
 def test_truncated_archive_leaves_nothing(tmp_path, name, archive):
     entries = {f"x/{i}": os.urandom(5000) for i in range(20)}
     (tmp_path / archive).write_bytes(packed(archive[-3:], entries)[:50_000])

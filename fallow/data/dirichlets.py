@@ -55,11 +55,12 @@ def capped_counts(pool: Pool, shares: Floats, redraw: Redraw = evenly) -> Ints:
     for k in np.flatnonzero(pool.counts):
         is_open = sizes * pool.clients < len(pool.labels)
         share = np.where(is_open, shares[k], 0.0)
-        if not share.sum() > 0:
+        reached = np.cumsum(share)
+        if not reached[-1] > 0:
             share[is_open] = redraw(int(is_open.sum()))
-        reached = np.cumsum(share / share.sum())
-        reached[np.flatnonzero(share)[-1] :] = 1.0  # else rounding could hand the last sample to a capped client
-        cuts = np.floor(np.minimum(reached, 1.0) * pool.counts[k]).astype(np.int64)
+            reached = np.cumsum(share)
+        # x / x is exactly 1 from the last open client on: rounding never hands a sample to a capped one after it
+        cuts = np.floor(reached / reached[-1] * pool.counts[k]).astype(np.int64)
         counts[:, k] = np.diff(cuts, prepend=0)
         sizes += counts[:, k]
     return counts

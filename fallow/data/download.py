@@ -161,9 +161,8 @@ def fetch(
 
 def _complete(url: str, part: Path, progress: Progress, pause: float) -> None:
     """Goes on until the file is whole; gives up after a few tries in a row that brought nothing."""
-    fruitless = 0
+    fruitless, furthest = 0, _size(part)
     while True:
-        before = _size(part)
         try:
             total = _continue(url, part, progress)
             reason = f"the server stopped after {_size(part):,} of {total or 0:,} bytes"
@@ -178,7 +177,8 @@ def _complete(url: str, part: Path, progress: Progress, pause: float) -> None:
                 raise _unreachable(url, part, reason) from error
         except NETWORK as error:
             reason = str(getattr(error, "reason", None) or error or type(error).__name__)
-        fruitless = 0 if _size(part) > before else fruitless + 1
+        fruitless = 0 if _size(part) > furthest else fruitless + 1
+        furthest = max(furthest, _size(part))  # a server that starts anew each time makes no progress
         if fruitless == TRIES:
             raise _unreachable(url, part, reason)
         time.sleep(pause * fruitless)
@@ -202,7 +202,7 @@ def _continue(url: str, part: Path, progress: Progress) -> int | None:
         start = have if resumed else 0
         length = response.headers.get("Content-Length")
         total = start + int(length) if length and length.isdigit() else None
-        with part.open("wb" if resumed else "wb") as out:
+        with part.open("ab" if resumed else "wb") as out:
             _copy(response, out, progress, start, total)
     return total
 

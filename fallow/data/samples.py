@@ -50,6 +50,10 @@ class Samples:
             self, y=_host(y).astype(np.int64), columns=self.columns | {k: _host(v) for k, v in columns.items()}
         )
 
+    def having(self, **columns: Any) -> Samples:
+        """These samples with further columns, one entry per sample; a column that is None is left out."""
+        return dataclasses.replace(self, columns=self.columns | {k: _host(v) for k, v in columns.items() if v is not None})
+
     def where(self, mask: Any) -> Samples:
         return self.take(np.flatnonzero(_host(mask)))
 
@@ -77,13 +81,17 @@ class Samples:
         shuffle: bool = True,
         replace: bool = False,
         pad: int = 1,
+        alike: str | None = None,
         **named_views: str,
     ) -> Stream:
-        """A stream of batches. `size=None` is the whole set; another stream means "sizes as there"."""
+        """A stream of batches. `size=None` is the whole set; another stream means "sizes as there".
+
+        `alike` names another stream of the plan: views of the same name are then drawn alike, place by place.
+        """
         roles = {v: v for v in views} | named_views
         if unknown := [r for r in roles.values() if r not in ROLES]:
             raise UserError(f"{unknown[0]!r} is no view", "views are " + ", ".join(ROLES))
-        return Stream(self, size, roles, epochs, steps, tail, shuffle, replace, pad)
+        return Stream(self, size, roles, epochs, steps, tail, shuffle, replace, pad, alike)
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,7 @@ class Stream:
     shuffle: bool = True
     replace: bool = False
     pad: int = 1
+    alike: str | None = None
 
     def __bool__(self) -> bool:
         """Absent (false) if it is drawn from an empty set."""

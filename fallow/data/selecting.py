@@ -68,14 +68,17 @@ def labelling(labels: Ints, classes: int, spec: Spec, partition: Partition, othe
     if partition.tie == "same-q" and other.name != "dirichlet-client":
         cause = f"tie=same-q with {other.name} for the unlabelled"
         raise PartitionError("tie_conflict", cause, "use dirichlet-client for both, or leave unlabelled_partition out")
-    taking_all = given or (silent and known < len(labels))
-    if spec.label_balance is None:
-        balanced = not taking_all and ratio is None
+    if silent and known < len(labels):
+        balanced = False
+    elif spec.label_balance is None:
+        balanced = ratio is None and not (silent and too_few_to_balance(labels, classes, count or 0))
     else:
         balanced = spec.label_balance == "balanced"
-    return Labelling(
-        count, ratio, per_class, given, balanced and not taking_all, spec.label_pick == "first", joint, not natural
-    )
+    return Labelling(count, ratio, per_class, given, balanced, spec.label_pick == "first", joint, strict=not natural)
+
+
+def too_few_to_balance(labels: Ints, classes: int, count: int) -> bool:
+    return not 0 < count // classes <= np.bincount(labels, minlength=classes).min()
 
 
 def check_words(spec: Spec) -> None:
@@ -110,11 +113,11 @@ def select_in_all(rule: Labelling, labels: Ints, classes: int, rng: Generator) -
     if rule.given:
         return known
     order = known if rule.first else rng.permutation(known)
+    if rule.count is not None and rule.count > len(known):
+        cause = f"{rule.count} labels are asked for but only {len(known)} samples have one"
+        raise PartitionError("not_enough_labelled", cause, "ask for fewer")
     if rule.per_class is None and not rule.balanced:
         assert rule.count is not None
-        if rule.count > len(known):
-            cause = f"{rule.count} labels are asked for but only {len(known)} samples have one"
-            raise PartitionError("not_enough_labelled", cause, "ask for fewer")
         if not rule.count:
             raise PartitionError("no_labelled", "no sample would be labelled", "ask for more labels")
         return order[: rule.count]
@@ -122,7 +125,8 @@ def select_in_all(rule: Labelling, labels: Ints, classes: int, rng: Generator) -
     if not each:
         cause = f"{rule.count} labels are fewer than the {classes} classes"
         raise PartitionError("no_labelled", cause, "ask for more labels, or use label_balance=random")
-    own = np.split(order[np.argsort(labels[order], kind="stable")], np.cumsum(np.bincount(labels[known], minlength=classes))[:-1])
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    own = np.split(by_class, np.cumsum(np.bincount(labels[known], minlength=classes))[:-1])
     for k, members in enumerate(own):
         if len(members) < each:
             cause = f"class {k} has {len(members)} samples, {each} asked for"

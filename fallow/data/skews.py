@@ -27,9 +27,10 @@ def skew(counts: NDArray[np.int64]) -> float:
         raise PartitionError("empty_client", f"client {empty} has no sample with a label", "leave it out of R")
     if clients < 2:
         return 0.0
-    ranked = np.sort(counts / sizes[:, None], axis=0)
-    distances = (2 * np.arange(clients) - clients + 1) @ ranked  # per class the sum over pairs
-    return float(distances.sum() / (clients * (clients - 1)))
+    gaps = np.diff(np.sort(counts / sizes[:, None], axis=0), axis=0)
+    below = np.arange(1, clients)
+    pairs_across = below * (clients - below)  # a gap between neighbours counts for every pair across it
+    return float((pairs_across @ gaps).sum() / (clients * (clients - 1)))
 
 
 def largest_skew(clients: int, classes: int) -> float:

@@ -160,7 +160,7 @@ def _semifl(translate: Callable[[int], int]) -> Callable[[int], dict[str, Levels
 
 
 def _torchvision(size: int) -> dict[str, Levels]:
-    factor = _around_one([float(np.float32(0.9) * np.float32(9 / 30))])
+    factor = _around_one([float(torch.linspace(0, 0.9, 31)[9])])  # in float32, as there
     pixels = int(150 / 331 * size * 9 / 30)
     return _pool(
         factor, _plain([7]), _signed([9]), _signed([0.09]), _plain([178.5]), _signed([-pixels]), "Identity"
@@ -357,7 +357,7 @@ class Views:
         """Bounds memory on CUDA, stays near the cache on a CPU; the result does not depend on it."""
         if images.dtype != torch.uint8 or images.shape[1:] != (self.channels, self.size, self.size):
             raise ValueError(f"images are {images.dtype} {tuple(images.shape)}, not uint8 [B, C, size, size]")
-        pixels = 2**25 if images.is_cuda else 2**20
+        pixels = 2**25 if images.is_cuda else 2**21
         count = max(1, pixels // (self.size * self.size))
         return (slice(start, start + count) for start in range(0, len(images), count))
 

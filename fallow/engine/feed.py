@@ -98,7 +98,7 @@ def _tensors(world: World, segment: Segment, length: int, key: int) -> Iterator[
     for start in range(0, length, chunk):
         stop = min(start + chunk, length)
         made = {
-            n: _stream(world, s, positions[n][start:stop], draws.key(key, n), start, int(starts[n][start]))
+            n: _stream(world, s, positions[n][start:stop], draws.key(key, s.alike or n), start, int(starts[n][start]))
             for n, s in streams.items()
         }
         for k in range(stop - start):
@@ -122,8 +122,9 @@ def _stream(world: World, stream: Stream, positions: list[Any], key: int, first:
     columns: dict[str, Tensor] = {}
     if world.options.augment.draws == "batch":
         counter = torch.from_numpy(np.repeat(np.arange(first, first + len(sizes)), sizes))
-    else:
-        counter = torch.arange(counted, counted + len(where))
+    else:  # a sample's number in its stream, whatever was padded
+        first_of = counted + np.cumsum([0, *(len(p) for p in positions)])
+        counter = torch.from_numpy(np.concatenate([np.arange(a, a + n) for a, n in zip(first_of, sizes)]))
     for name, role in stream.views.items():
         columns[name] = world.view(role, samples.rows[where], draws.bits(draws.key(key, "view", name), counter))
     small = {"index": samples.index, "_rows": samples.rows} | samples.columns

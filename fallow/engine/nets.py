@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -63,11 +63,17 @@ class NetHandle:
         out = iter(self(torch.cat(present), stats=stats, rows=rows).split([len(p) for p in present]))
         return [None if p is None else next(out) for p in parts]
 
-    def apart(self, *parts: Tensor | None, stats: str = "update") -> list[Tensor | None]:
-        """One pass in which each part is a batch of its own for batch norm."""
+    def apart(
+        self, *parts: Tensor | None, stats: str = "update", rows: Sequence[Tensor | None] = ()
+    ) -> list[Tensor | None]:
+        """One pass in which each part is a batch of its own for batch norm; `rows` has a mask, or None, per part."""
         present = [p for p in parts if p is not None]
         sizes = tuple(len(p) for p in present)
-        out = iter(self(torch.cat(present), stats=stats, parts=sizes).split(list(sizes)))
+        mask = None
+        if any(r is not None for r in rows):
+            kept = [(p, r) for p, r in zip(parts, rows) if p is not None]
+            mask = torch.cat([torch.ones(len(p), dtype=torch.bool, device=p.device) if r is None else r for p, r in kept])
+        out = iter(self(torch.cat(present), stats=stats, parts=sizes, rows=mask).split(list(sizes)))
         return [None if p is None else next(out) for p in parts]
 
     # -- weights -----------------------------------------------------------------------------------------------------

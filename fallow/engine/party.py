@@ -92,6 +92,12 @@ class Party:
     def key(self, *parts: int | str) -> int:
         return self.world.key("party", self.round, self.id, *parts)
 
+    def rates(self, first: int, count: int) -> list[float]:
+        """Learning rates of `count` steps by the schedule, where the party has made `first` steps in the run."""
+        o, steps = self.options, self.steps or 1
+        schedule, skipped = Schedule.parse(o.schedule), first - self.round * steps
+        return [o.lr * schedule.factor(self.round, skipped + k, steps, o.rounds) for k in range(count)]
+
     def rng(self, stream: str) -> np.random.Generator:
         """A host generator for the few draws that stay there (Beta, choices)."""
         return draws.rng(self.key("rng", stream))

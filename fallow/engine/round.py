@@ -135,7 +135,9 @@ class Federated:
         """Updates in order of party id, the server's first, with their weights."""
         server, updates = self.server, Updates()
         if self.o.optimizer_state == "travel":
-            server["optimizers"] = [o.optimizers for o in outcomes if o.party != SERVER]
+            before = server.entries.get("optimizers", [{}] * len(server.active))  # a client that made no step leaves its place's
+            places = [o.optimizers for o in outcomes if o.party != SERVER]
+            server["optimizers"] = [new or old for new, old in zip(places, before, strict=True)]
             for o in outcomes:
                 o.optimizers = o.optimizers if o.party == SERVER else {}
         for outcome in sorted(outcomes, key=lambda o: o.party):
@@ -194,7 +196,11 @@ class Federated:
         means = tally.means()
         row: dict[str, Any] = {k: means.pop(k, None) for k in ("loss", "label_ratio", "label_accuracy", "label_accuracy_all")}
         row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
-        row["bytes_down"] = sum(size(j.message) for j in jobs if j.party != SERVER)
+        sent = [j.message for j in jobs if j.party != SERVER]
+        row["bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if not k.endswith("/optimizer"))
+        if self.o.optimizer_state == "travel":
+            row["optimizer_bytes_up"] = size(self.server["optimizers"])
+            row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
         schedule = Schedule.parse(self.o.schedule)
         steps = self.o.steps if isinstance(self.o.steps, int) else 1
         row["lr"] = self.o.lr * schedule.factor(number, 0, steps, self.o.rounds)

@@ -104,16 +104,16 @@ class Slot:
         self.logs[name] += torch.stack([total.double(), count.double()])
 
     @torch.no_grad()
-    def judge(self, part: Any, label: Tensor, sure: Tensor | None = None) -> None:
-        """Compares labels with the hidden true ones, where there are any; logs only, never returns."""
+    def judge(self, part: Any, label: Tensor, sure: Tensor | None = None, name: str = "label") -> None:
+        """Compares labels with the hidden true ones, where there are any; logs `name`_ratio and such, never returns."""
         truth, rows = part._truth, part.rows
         rows = torch.ones_like(label, dtype=torch.bool) if rows is None else rows
         sure = rows if sure is None else sure & rows
-        self._count("label_ratio", sure.sum(), rows.sum())
+        self._count(f"{name}_ratio", sure.sum(), rows.sum())
         if truth is not None:
             right, known = label == truth, rows & (truth >= 0)
-            self._count("label_accuracy", (right & sure & known).sum(), (sure & known).sum())
-            self._count("label_accuracy_all", (right & known).sum(), known.sum())
+            self._count(f"{name}_accuracy", (right & sure & known).sum(), (sure & known).sum())
+            self._count(f"{name}_accuracy_all", (right & known).sum(), known.sum())
 
     # -- filling and emptying ------------------------------------------------------------------------------------------
     @torch.no_grad()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import reduce
 
 import numpy as np
 import torch
@@ -14,50 +15,79 @@ from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods.state import State
 
-
-def data_order(world: World, active: list[int]) -> np.ndarray:
-    """Rows of the training set that statistics are made of, in order (13.6.2)."""
-    o, f = world.options, world.federation
-    listed = [f.server.labelled]
-    if o.sbn_data == "all":
-        rest = np.setdiff1d(np.arange(len(world.images)), f.server.labelled)
-        listed.append(rest)
-    elif o.sbn_data == "active":
-        listed += [np.concatenate([f.clients[k].labelled, f.clients[k].unlabelled]) for k in sorted(active)]
-    rows = np.concatenate(listed)
-    if o.sbn_order == "shuffled":
-        rows = rows[draws.permutation(world.key("sbn"), len(rows)).numpy()]
-    return rows
-
-
-def _batches(world: World, rows: np.ndarray, size: int = 250) -> Iterator[Tensor]:
-    for start in range(0, len(rows), size):
-        part = rows[start : start + size]
-        yield world.view("plain", part, torch.zeros(len(part), dtype=torch.int64))
-
-
-def _norms(net: NetHandle) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [m for m in net.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+BATCH = 250
+Moments = tuple[int, Tensor, Tensor]  # how many, mean, sum of squared deviations, by channel
 
 
 @torch.no_grad()
 def static(world: World, net: NetHandle, state: State, active: list[int]) -> State:
     """`state` with statistics: the key `sbn` says how."""
+    o = world.options
     net.load(state.only("parameters"))
-    rows = data_order(world, active)
-    if not len(rows):
-        raise UserError("static statistics have no data to be made of", "use sbn_data=all, or statistics=batch")
-    (cumulative if world.options.sbn == "cumulative" else pooled)(world, net, rows)
+    if o.sbn == "federated":
+        parties = [_Batches(world, rows) for rows in party_rows(world, active)]
+        layerwise(net, parties, o.sbn_passes)
+    else:
+        batches = _Batches(world, data_order(world, active))
+        if o.sbn == "cumulative":
+            cumulative(net, batches)
+        else:
+            layerwise(net, [batches], "exact")
     return State(state.layout, state.groups | {"statistics": net.flat.groups["statistics"].clone()})
 
 
-def cumulative(world: World, net: NetHandle, rows: np.ndarray) -> None:
-    """Each batch weighs 1/J; layers normalise batch by batch (what the authors ran)."""
+# -- whose images, in which order --------------------------------------------------------------------------------------
+def data_order(world: World, active: list[int]) -> np.ndarray:
+    """Rows of the training set for a single pass: the server's list, then all other images in file order (13.6.2)."""
+    o, server = world.options, world.federation.server.labelled
+    if o.sbn_data == "all":
+        rows = np.concatenate([server, np.setdiff1d(np.arange(len(world.images)), server)])
+    else:
+        rows = np.concatenate([np.zeros(0, np.int64), *_holdings(world, active)])
+    if not len(rows):
+        raise _no_data()
+    return rows[draws.permutation(world.key("sbn"), len(rows)).numpy()] if o.sbn_order == "shuffled" else rows
+
+
+def party_rows(world: World, active: list[int]) -> list[np.ndarray]:
+    """Rows by party, each party's shuffled once (13.6.4). Images that nobody holds take no part."""
+    parties = [rows for rows in _holdings(world, active) if len(rows)]
+    if not parties:
+        raise _no_data()
+    return [rows[draws.permutation(world.key("sbn", number), len(rows)).numpy()] for number, rows in enumerate(parties)]
+
+
+def _holdings(world: World, active: list[int]) -> list[np.ndarray]:
+    """What the parties of `sbn_data` hold, the server first; a sample that is labelled and unlabelled counts once."""
+    o, f = world.options, world.federation
+    who = {"all": range(len(f.clients)), "active": sorted(active), "server": ()}[o.sbn_data]
+    held = [f.server, *(f.clients[k] for k in who)]
+    return [np.concatenate([h.labelled, h.unlabelled[~np.isin(h.unlabelled, h.labelled)]]) for h in held]
+
+
+def _no_data() -> UserError:
+    return UserError("static statistics have no data to be made of", "use sbn_data=all, or statistics=batch")
+
+
+class _Batches:
+    """Plain views of some rows, in batches, as often as one likes."""
+
+    def __init__(self, world: World, rows: np.ndarray):
+        self.world, self.rows = world, rows
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for start in range(0, len(self.rows), BATCH):
+            part = self.rows[start : start + BATCH]
+            yield self.world.view("plain", part, torch.zeros(len(part), dtype=torch.int64))
+
+
+# -- how ---------------------------------------------------------------------------------------------------------------
+def cumulative(net: NetHandle, batches: Iterable[Tensor]) -> None:
+    """What the authors ran: layers normalise batch by batch, every batch weighs the same, variances are unbiased."""
     norms = _norms(net)
     momenta = [m.momentum for m in norms]
-    net.flat.groups["statistics"].zero_()
     tracks, net.modes.tracks = net.modes.tracks, True
-    for number, x in enumerate(_batches(world, rows), start=1):
+    for number, x in enumerate(batches, start=1):
         for m in norms:
             m.momentum = 1.0 / number
         net(x, stats="update")
@@ -66,27 +96,60 @@ def cumulative(world: World, net: NetHandle, rows: np.ndarray) -> None:
         m.momentum = momentum
 
 
-def pooled(world: World, net: NetHandle, rows: np.ndarray) -> None:
-    """Exact self-consistent statistics: layer by layer, earlier layers already normalised by theirs (13.6.3)."""
-    norms = _norms(net)
-    for layer in _execution_order(world, net, rows):
-        count, mean, m2 = 0, None, None
-        for x in _batches(world, rows):
-            seen = _input_of(net, norms[layer], x).double()
-            n = seen.numel() // seen.shape[1]
-            axes = [0, *range(2, seen.dim())]
-            mu = seen.mean(axes)
-            spread = ((seen - mu.view(1, -1, *[1] * (seen.dim() - 2))) ** 2).sum(axes)
-            if mean is None or m2 is None:
-                count, mean, m2 = n, mu, spread
-            else:
-                count, mean, m2 = merge_moments((count, mean, m2), (n, mu, spread))
-        assert mean is not None and m2 is not None
-        norms[layer].running_mean.copy_(mean)  # type: ignore[union-attr]
-        norms[layer].running_var.copy_(m2 / count)  # type: ignore[union-attr]
+def layerwise(net: NetHandle, parties: list[Iterable[Tensor]], passes: int | str) -> None:
+    """Exact moments of every layer's input over all parties' images, in some passes.
+
+    In each pass the layers done so far normalise by their final statistics, the others by the batch; a share of the
+    layers is then fixed. As many passes as layers (`exact`) give self-consistent statistics that depend on no order,
+    batching or partition; fewer are exact in the first layer only.
+    """
+    norms = _execution_order(net, next(iter(parties[0])))
+    count = len(norms)
+    total = count if passes == "exact" else min(int(passes), count)
+    ends = [round(count * q / total) for q in range(total + 1)]
+    for done, end in zip(ends, ends[1:]):
+        found = [_moments(net, norms, done, end, batches) for batches in parties]
+        for layer in range(done, end):
+            n, mean, m2 = reduce(merge_moments, (f[layer] for f in found))
+            norms[layer].running_mean.copy_(mean)  # type: ignore[union-attr]
+            norms[layer].running_var.copy_(m2 / n)  # type: ignore[union-attr]
 
 
-def merge_moments(a: tuple[int, Tensor, Tensor], b: tuple[int, Tensor, Tensor]) -> tuple[int, Tensor, Tensor]:
+def _moments(net: NetHandle, norms: list[nn.Module], done: int, end: int, batches: Iterable[Tensor]) -> dict[int, Moments]:
+    """One party's moments of the inputs of layers done .. end - 1; layers below `done` are final."""
+    found: dict[int, Moments] = {}
+
+    def before(layer: int, x: Tensor) -> None:
+        net.modes.stats = "running" if layer < done else "batch"
+        if done <= layer < end:
+            new = moments_of(x)
+            found[layer] = merge_moments(found[layer], new) if layer in found else new
+        if layer == end - 1:
+            raise _Reached
+
+    handles = [m.register_forward_pre_hook(lambda _, x, i=i: before(i, x[0])) for i, m in enumerate(norms)]
+    known, net.modes.known = net.modes.known, True
+    try:
+        for x in batches:
+            try:
+                net(x, stats="batch")
+            except _Reached:
+                pass
+    finally:
+        net.modes.known = known
+        for h in handles:
+            h.remove()
+    return found
+
+
+def moments_of(x: Tensor) -> Moments:
+    """Of the values of each channel, axis 1."""
+    wide = x.double().transpose(0, 1).flatten(1)
+    mean = wide.mean(1)
+    return wide.shape[1], mean, (wide - mean[:, None]).square().sum(1)
+
+
+def merge_moments(a: Moments, b: Moments) -> Moments:
     """Counts, means and sums of squared deviations of two sets as those of their union (13.6.4)."""
     n = a[0] + b[0]
     mu = (a[0] * a[1] + b[0] * b[1]) / n
@@ -98,27 +161,15 @@ class _Reached(Exception):
     pass
 
 
-def _input_of(net: NetHandle, norm: nn.Module, x: Tensor) -> Tensor:
-    caught: list[Tensor] = []
-
-    def catch(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        caught.append(inputs[0])
-        raise _Reached
-
-    handle = norm.register_forward_pre_hook(catch)
-    try:
-        net(x, stats="running")
-    except _Reached:
-        pass
-    finally:
-        handle.remove()
-    return caught[0]
+def _norms(net: NetHandle) -> list[nn.modules.batchnorm._BatchNorm]:
+    return [m for m in net.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
-def _execution_order(world: World, net: NetHandle, rows: np.ndarray) -> list[int]:
-    norms, order = _norms(net), []
-    handles = [m.register_forward_pre_hook(lambda m, _, i=i: order.append(i)) for i, m in enumerate(norms)]
-    net(next(_batches(world, rows[:2])), stats="batch")
+def _execution_order(net: NetHandle, x: Tensor) -> list[nn.Module]:
+    """Batch norm layers in the order in which a pass comes to them."""
+    order: list[nn.Module] = []
+    handles = [m.register_forward_pre_hook(lambda m, _: order.append(m)) for m in _norms(net)]
+    net(x[:2], stats="batch")
     for h in handles:
         h.remove()
     return list(dict.fromkeys(order))

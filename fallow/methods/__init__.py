@@ -15,6 +15,11 @@ REGISTERED: dict[str, str] = {
     "fedprox": "fallow.methods.fedavg:FedProx",
     "fixmatch": "fallow.methods.fixmatch:FixMatch",
     "uda": "fallow.methods.fixmatch:UDA",
+    "semifl": "fallow.methods.semifl:SemiFL",
+    "feddb": "fallow.methods.feddb:FedDB",
+    "fedrgd": "fallow.methods.fedrgd:FedRGD",
+    "fedloke": "fallow.methods.fedloke:FedLoKe",
+    "feddure": "fallow.methods.feddure:FedDure",
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
@@ -79,13 +79,15 @@ class Updates(list[Update]):
 class Method:
     """FedAvg on labelled data: the hooks' defaults."""
 
-    Options = Config
+    Options: TypeAlias = Config
     scenarios: frozenset[str] | set[str] = frozenset({"server", "clients", "some", "all"})
     readings: dict[str, dict[str, Any]] = {}
     captured = True
     paper = ""  # one line for `fallow list methods`
     keeps = "-"  # what a client keeps between rounds, in words
     sends = "model"  # what travels, in words
+    o: Any  # the options
+    classes: int
 
     def __init__(self, options: Config, classes: int):
         self.__dict__.update(o=options, classes=classes)

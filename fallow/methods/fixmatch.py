@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fallow.config import Config, key
-from fallow.methods.base import Method, Plan
+from fallow.config import key
+from fallow.methods.base import Method, Net, Plan, Value
+from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.losses import Reduction, ce, cross_entropy, kl, masked_mean
 
@@ -21,20 +22,25 @@ class FixMatch(Method):
     paper = "Sohn et al., NeurIPS 2020"
     scenarios = {"server", "clients", "some"}
 
-    class Options(Method.Options):
+    class Options(labelling.LabellerOptions):
         threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
         weight: float = key(1.0, "of the unlabelled loss", "lambda_u", ge=0)
         reduction: Reduction = key("all", "unlabelled loss: mean over the batch, or over the accepted")
         empty_step: Empty = key("skip", "a party without labels and nothing accepted: skip the step, or take it")
         pseudo_label_mode: Literal["joint", "eval"] = key("joint", "labels from the joint pass, or from an own pass in eval mode")
 
+    def holds(self) -> dict[str, Net | Value]:
+        return {"model": Net()} | labelling.holds(self.o, self.classes)
+
+    def begin(self, party: Any) -> dict[str, Any]:
+        return labelling.begin(self.o, party)
+
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
-        x, u = paired(party, "labelled", ("weak", "strong"))
+        x, u = paired(party, "labelled", ("weak", "strong"), z=found.get("z"))
         return Plan(x=x, u=u)
 
     def target(self, z: Tensor) -> tuple[Tensor, Tensor]:                       # Eq. 3
-        confidence, label = z.softmax(1).max(1)
-        return label, confidence >= self.o.threshold
+        return labelling.hard(z, self.o.threshold)
 
     def unsupervised(self, zs: Tensor, target: Tensor) -> Tensor:
         return ce(zs, target)
@@ -43,19 +49,21 @@ class FixMatch(Method):
         return cross_entropy(zx, b.x.y)
 
     def forward(self, s: Any, b: Any) -> tuple[Any, Any, Any]:
-        if self.o.pseudo_label_mode == "joint":
+        if self.o.labeller == "current" and self.o.pseudo_label_mode == "joint":
             return s.model.together(b.x.labelled, b.u.weak, b.u.strong)
         zx, zs = s.model.together(b.x.labelled, b.u.strong)
-        return zx, s.model(b.u.weak, stats="running").detach() if b.u else None, zs
+        return zx, None, zs
 
     def step(self, s: Any, b: Any) -> None:
         zx, zw, zs = self.forward(s, b)
-        loss, sure = self.labelled_loss(zx, b) if b.x else 0.0, None
+        loss: Any = self.labelled_loss(zx, b) if b.x else 0.0
+        sure: Any = None
         if b.u:
-            label, sure = self.target(zw.detach())
+            label, sure = self.target(labelling.logits(self.o, s, b.u, zw))
             loss = loss + self.o.weight * masked_mean(self.unsupervised(zs, label), sure, self.o.reduction)  # Eq. 4
             s.judge(b.u, label if label.dim() == 1 else label.argmax(1), sure)
         s.descend(loss, when=None if b.x or self.o.empty_step == "take" else sure.any())
+        labelling.follow(self.o, s)
         s.log(loss=loss)
 
 

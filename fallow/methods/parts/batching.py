@@ -19,9 +19,11 @@ def matched(labelled: int, unlabelled: int, batch: int, floor: bool = False) -> 
     return steps, max(1, size // 4 if size >= 400 else size)
 
 
-def paired(party: Any, labelled_view: str, unlabelled_views: tuple[str, ...], mode: int | str | None = None) -> tuple[Stream, Stream]:
-    """The labelled and the unlabelled stream of a party, by the key `unlabelled_batch`."""
-    x, u, B = party.labelled, party.unlabelled, party.batch
+def paired(
+    party: Any, labelled_view: str, unlabelled_views: tuple[str, ...], mode: int | str | None = None, **columns: Any
+) -> tuple[Stream, Stream]:
+    """The labelled and the unlabelled stream of a party, by the key `unlabelled_batch`; `columns` go with the latter."""
+    x, u, B = party.labelled, party.unlabelled.having(**columns), party.batch
     mode = party.options.unlabelled_batch if mode is None else mode
     epochs, steps = party.epochs, party.steps
 
@@ -36,8 +38,9 @@ def paired(party: Any, labelled_view: str, unlabelled_views: tuple[str, ...], mo
         size = mode if isinstance(mode, int) else B
         return x.batches(B, labelled_view), u.batches(size, *unlabelled_views, epochs=epochs, steps=steps)
     if isinstance(mode, str) and mode.startswith("match-steps"):
-        n, size = matched(len(x), len(u), B or len(x), floor=mode.endswith(":floor"))
-        return streams(size, _count(n, epochs, steps))
+        floor = mode.endswith(":floor")
+        n, size = matched(len(x), len(u), B or len(x), floor)
+        return streams(size, _count(n, epochs, steps), tail="drop" if floor else "keep")
     if mode == "equal" or isinstance(mode, int) or mode.startswith("ratio:"):
         size = B if mode == "equal" else mode if isinstance(mode, int) else int(mode.partition(":")[2]) * B
         return streams(size, _count(max(1, len(u) // size), epochs, steps))

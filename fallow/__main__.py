@@ -1,0 +1,3 @@
+from fallow.cli import main
+
+main()

@@ -1,0 +1,182 @@
+"""The command line: parse, call, print; no logic."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fallow.errors import UserError
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+console = Console(highlight=False)
+debug = False
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)]
+DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
+Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+
+
+def main() -> None:
+    """Runs the command; a user's mistake ends in one sentence and exit code 2."""
+    try:
+        app(standalone_mode=False)
+    except UserError as e:
+        if debug:
+            raise
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/red] {escape(str(e))}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except typer.Exit as e:
+        sys.exit(e.exit_code)
+    except Exception as e:
+        if hasattr(e, "format_message") and hasattr(e, "exit_code"):  # click's own: a wrong flag, a missing argument
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/red] {escape(e.format_message())}")
+            sys.exit(2)
+        raise
+
+
+@app.callback()
+def common(show: Annotated[bool, typer.Option("--debug", help="Show the traceback of a user's mistake.")] = False) -> None:
+    """Federated semi-supervised learning: one model over many clients when almost none of the data has labels."""
+    global debug
+    debug = show
+
+
+@app.command(add_help_option=False, context_settings={"ignore_unknown_options": False})
+def run(
+    words: Words = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    out: Annotated[str, typer.Option(help="Folder for runs.")] = "runs",
+    name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
+    stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
+    show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
+) -> None:
+    """Train: `fallow run`, `fallow run method=semifl data=cifar10`, `fallow run RECIPE key=value`."""
+    recipe, keys = _words(words)
+    if show_help:
+        _print_keys(recipe, keys)
+        return
+    from fallow import runs
+    from fallow.progress import Bar
+
+    if data_dir:
+        keys["data_dir"] = data_dir
+    with Bar(console, quiet) as bar:
+        result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, **keys)
+    _print_result(result)
+
+
+@app.command()
+def resume(
+    path: Annotated[str, typer.Argument(metavar="RUN")],
+    stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+) -> None:
+    """Go on with a run that was stopped or killed, to the same end as if it had not been."""
+    from fallow import runs
+    from fallow.progress import Bar
+
+    before = runs.load_result(path)
+    with Bar(console, quiet) as bar:
+        result = runs.resume(path, stop_after=stop_after, watch=bar)
+    if not bar.started:
+        console.print(f"The run {before.path} is finished; nothing to do.")
+    _print_result(result)
+
+
+@app.command("list")
+def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|recipes|views")], data_dir: DataDir = None) -> None:
+    """What there is."""
+    from fallow.listing import rows
+
+    title, *body = rows(what, data_dir)
+    table = Table(*title, box=None, header_style="bold", pad_edge=False)
+    for row in body:
+        table.add_row(*[escape(c) for c in row])
+    console.print(table)
+
+
+@app.command()
+def split(
+    words: Words = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
+    save: Annotated[str | None, typer.Option(help="File for the federation (.npz).")] = None,
+) -> None:
+    """Who holds what: print the federation of these settings and draw its picture."""
+    from fallow import runs
+    from fallow.data import picture as pictures
+
+    recipe, keys = _words(words)
+    if data_dir:
+        keys["data_dir"] = data_dir
+    _, options, source, federation = runs.prepare(recipe, keys, download=download)
+    labels, classes = source.train.labels.numpy(), len(source.classes)
+    rows, summary = pictures.table(federation, labels, source.classes)
+    table = Table(*rows[0], box=None, header_style="bold", pad_edge=False)
+    for row in rows[1:]:
+        table.add_row(*map(str, row.values()) if isinstance(row, dict) else [str(c) for c in row])
+    console.print(table)
+    for name, value in summary.items():
+        console.print(f"{name}: {value}")
+    console.print(f"fingerprint: {federation.fingerprint[:16]}")
+    where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed}.png")
+    pictures.picture(federation, labels, classes, where)
+    console.print(f"picture: {where}")
+    if save:
+        federation.save(Path(save))
+        console.print(f"federation: {save}")
+
+
+@app.command()
+def compare(paths: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> None:
+    """Runs side by side."""
+    from fallow.listing import compared
+
+    title, *body = compared(paths)
+    table = Table(*title, box=None, header_style="bold", pad_edge=False)
+    for row in body:
+        table.add_row(*[escape(c) for c in row])
+    console.print(table)
+
+
+def _words(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
+    """A recipe, if the first word is no key=value, and the keys."""
+    from fallow.config import parse_pairs
+
+    words = list(words or [])
+    recipe = words.pop(0) if words and "=" not in words[0] else None
+    return recipe, parse_pairs(words)
+
+
+def _print_keys(recipe: str | None, keys: dict[str, Any]) -> None:
+    from fallow.config import described
+    from fallow.runs import settings
+
+    console.print("usage: fallow run [RECIPE] [KEY=VALUE]... [--data-dir DIR] [--download] [--out DIR] [--name NAME]")
+    console.print("                  [--stop-after N] [--quiet]\n")
+    method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys)
+    console.print(f"Keys of method [bold]{escape(options.method)}[/bold] ({escape((method.__doc__ or '').splitlines()[0])})\n")
+    table = Table("key", "default", "symbol", "meaning", box=None, header_style="bold", pad_edge=False)
+    for row in described(method.Options):
+        table.add_row(*[escape(c) for c in row])
+    console.print(table)
+
+
+def _print_result(result: Any) -> None:
+    s = result.summary
+    if s["last"] is not None:
+        console.print(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")
+    if s["status"] != "finished":
+        console.print(f"stopped after round {s['rounds']}; go on with: fallow resume {result.path}")
+    console.print(f"run: {result.path}", soft_wrap=True)

@@ -1,0 +1,87 @@
+"""What there is, as rows for printing."""
+
+from __future__ import annotations
+
+from fallow.errors import UserError, suggest
+
+Rows = list[tuple[str, ...]]
+KINDS = ("methods", "datasets", "models", "partitions", "recipes", "views")
+
+
+def rows(what: str, data_dir: str | None = None) -> Rows:
+    """A title row and the rows of one kind."""
+    if what not in KINDS:
+        raise UserError(f"there is nothing to list under {what!r}", suggest(what, KINDS))
+    return {
+        "methods": _methods, "models": _models, "partitions": _partitions, "recipes": _recipes, "views": _views,
+        "datasets": lambda: _datasets(data_dir),
+    }[what]()  # fmt: skip
+
+
+def _methods() -> Rows:
+    from fallow.methods import REGISTERED, find
+
+    out: Rows = [("method", "what", "paper", "labels at", "a client keeps", "travels")]
+    for name in REGISTERED:
+        m = find(name)
+        what = (m.__doc__ or "").splitlines()[0].split(".  ")[0].rstrip(".")
+        out.append((name, what, m.paper, " ".join(sorted(m.scenarios)), m.keeps, m.sends))
+    return out
+
+
+def _datasets(data_dir: str | None) -> Rows:
+    from fallow.data.sources import names
+
+    out: Rows = [("data set", "what", "classes", "size", "files under the data folder", "there")]
+    for d in names(data_dir):
+        out.append((d.name, d.about, str(d.classes or ""), str(d.size or ""), str(d.where), "yes" if d.present else "no"))
+    return out
+
+
+def _models() -> Rows:
+    from fallow import models
+
+    out: Rows = [("model", "parameters (10 classes, colour)", "norm by default")]
+    import torch
+
+    for name in models.names():
+        with torch.device("meta"):
+            count = sum(p.numel() for p in models.build(name, 10, 3).parameters())
+        out.append((name, f"{count:,}", models.default_norm(name) or ""))
+    return out
+
+
+def _partitions() -> Rows:
+    from fallow.data.partitions import PARTITIONS
+
+    return [("partition", "what", "used by"), *[(p.name, p.about, p.paper) for p in PARTITIONS]]
+
+
+def _recipes() -> Rows:
+    from fallow.config import read_yaml
+    from fallow.runs.settings import recipes
+
+    return [("recipe", "what"), *[(n, str(read_yaml(p).get("about", ""))) for n, p in recipes().items()]]
+
+
+def _views() -> Rows:
+    from fallow.data.views import view_names
+
+    return [("view",), *[(v,) for v in view_names()]]
+
+
+def compared(paths: list[str]) -> Rows:
+    """Runs side by side: what they are, where they ended."""
+    from fallow.runs import load_result
+
+    out: Rows = [("run", "method", "data", "labels", "seed", "rounds", "last %", "best %", "labelled %", "s/round")]
+    for path in paths:
+        result = load_result(path)
+        s, o, last = result.summary, result.config, (result.metrics or [{}])[-1]
+        ratio = last.get("label_ratio")
+        out.append((
+            str(result.path), s["method"], s["data"], o.labels, str(s["seed"]), str(s["rounds"]),
+            "" if s["last"] is None else f"{100 * s['last']:.2f}", "" if s["best"] is None else f"{100 * s['best']:.2f}",
+            "" if ratio is None else f"{100 * ratio:.0f}", f"{s['seconds_per_round']:.2f}",
+        ))  # fmt: skip
+    return out

@@ -1,0 +1,131 @@
+"""FedDB: pseudo-labels and averaging freed from the classes' prior bias."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fallow.config import Kept, Statistics, Weights, key
+from fallow.methods.base import Method, Net, Plan, Update, Updates, Value
+from fallow.methods.parts import dma
+from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.labelling import debiased, hard, mean_prediction
+from fallow.methods.parts.losses import Reduction, cross_entropy
+
+PAD = 64  # whole sets are filled up to a multiple of this, so that few batch sizes occur
+
+
+class FedDB(Method):
+    """Divides predictions by the client's mean prediction; averages towards a uniform one.  Zhu et al., IJCAI 2024.
+
+    `debias=false average=mean` is the paper's FixMatch row, `debias=true average=mean` its FixMatch-FedDPL.
+    """
+
+    paper = "Zhu et al., IJCAI 2024"
+    keeps = "optimiser state"
+    sends = "parameters; up also the mean prediction"
+    scenarios = {"clients", "some"}
+    readings = {
+        "paper": {
+            "dma": "paper-loop", "app_u_over": "all", "reduction": "all", "empty_mask": "full-batch", "optimizer_state": "reset",
+            "server_momentum": 0.0, "schedule": "constant", "augment": {"strong": "ra-fixmatch"},
+        },
+        "released": {},
+    }  # fmt: skip
+
+    class Options(dma.DMAOptions):
+        threshold: float = key(0.95, "confidence a debiased pseudo-label needs", "tau", ge=0)
+        weight: float = key(1.0, "of the unlabelled loss", "lambda", ge=0)
+        reduction: Reduction = key("selected", "unlabelled loss: over the accepted, or over all unlabelled samples")
+        debias: bool = key(True, "divide predictions by the client's mean prediction before labelling (DPL)")
+        average: Literal["dma", "mean"] = key("dma", "debiased averaging, or the plain mean by `weights`")
+        app_u_momentum: float = key(0.5, "of the mean prediction over the steps of a round", "gamma", ge=0, le=1)
+        app_u_over: Literal["accepted", "all"] = key("accepted", "samples it is refreshed with at each step")
+        app_u_order: Literal["stored", "shuffled"] = key("stored", "order in which samples make up its batches of 250")
+        empty_mask: Literal["minibatch64", "full-batch"] = key("minibatch64", "labelled batches where nothing was accepted")
+        batch: int | Literal["full"] = key("full", "labelled and unlabelled batch", "B")
+        labelled_as_unlabelled: bool = key(True, "labelled samples also serve as unlabelled ones")
+        statistics: Statistics = key("batch", "batch norm's running statistics: who makes them")
+        optimizer_state: Kept = key("keep", "local optimiser state: new each round, kept at the client, or travelling")
+        weights: Weights = key("uniform", "what a client weighs in the plain mean")
+        server_momentum: float = key(0.5, "the server's momentum", ge=0, lt=1)
+
+    def holds(self) -> dict[str, Net | Value]:
+        return {"model": Net(), "prior": Value(self.classes, start=1 / self.classes)}
+
+    def begin(self, party: Any) -> dict[str, Any]:
+        if not len(party.unlabelled):
+            return {}
+        z = self.predictions(party)
+        prior = mean_prediction(z)                                                      # Eq. 8: APP-U
+        party.prior.copy_(prior)
+        label, sure = hard(debiased(z, prior) if self.o.debias else z, self.o.threshold)  # Eq. 14: DPL
+        party.judge(party.unlabelled, label, sure)
+        return {"label": label, "sure": sure}
+
+    def predictions(self, party: Any) -> Tensor:
+        """Logits of all unlabelled samples under one weak view each, batch statistics of 250 at a time."""
+        u = party.unlabelled
+        if self.o.app_u_order == "stored":
+            return party.predict(party.model, u, "weak")
+        order, stops = party.rng("app-u").permutation(len(u)), np.cumsum(cuts(len(u), merge=True))
+        parts = [party.predict(party.model, u.take(rows), "weak", batch=len(rows)) for rows in np.split(order, stops[:-1])]
+        back = torch.from_numpy(np.argsort(order)).to(parts[0].device)
+        return torch.cat(parts).index_select(0, back)
+
+    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+        B, work, x = party.batch, {"epochs": party.epochs, "steps": party.steps}, party.labelled
+        if not found or not found["sure"].any():
+            size = 64 if self.o.empty_mask == "minibatch64" else B
+            return Plan(self.supervised, x=x.batches(size, "labelled", **work))
+        accepted = party.unlabelled.label(found["label"]).where(found["sure"])
+        full = {"pad": PAD if B is None else 1}
+        plan = Plan(x=x.batches(B, "labelled", **full), u=accepted.batches(B, "weak", "strong", **full, **work),
+                    share=len(accepted) / len(party.unlabelled))  # fmt: skip
+        if self.o.app_u_over == "accepted" or self.o.average == "mean":
+            return plan
+        shuffle = self.o.app_u_order == "shuffled"
+        return plan.having(every=party.unlabelled.batches(None, "weak", shuffle=shuffle, pad=1 if shuffle else PAD))
+
+    def step(self, s: Any, b: Any) -> None:
+        loss = cross_entropy(s.model(b.x.labelled, rows=b.x.rows), b.x.y, b.x.rows) if b.x else 0.0        # L_s
+        if self.o.average == "dma":
+            self.refresh(s, b)
+        unlabelled = cross_entropy(s.model(b.u.strong, rows=b.u.rows), b.u.y, b.u.rows)  # L_u, mean over the accepted
+        if self.o.reduction == "all":
+            unlabelled = b.share * unlabelled                                            # Eqs. 4, 5: over N_u
+        loss = loss + self.o.weight * unlabelled
+        s.descend(loss)
+        s.log(loss=loss)
+
+    @torch.no_grad()
+    def refresh(self, s: Any, b: Any) -> None:
+        """The client's mean prediction, moved towards that of the net before this step (Algorithm 3)."""
+        u, sizes = b.u, [len(b.u.weak)]
+        if self.o.app_u_over == "all":
+            u, sizes = b.every, cuts(len(b.every.weak), merge=self.o.app_u_order == "shuffled")
+        rows = [None] * len(sizes) if u.rows is None else u.rows.split(sizes)
+        p = torch.cat([s.model(x, stats="batch", rows=r).softmax(1) for x, r in zip(u.weak.split(sizes), rows)])
+        new = p.mean(0) if u.rows is None else torch.where(u.rows[:, None], p, 0.0).sum(0) / u.rows.sum()
+        s.prior.lerp_(new, 1 - self.o.app_u_momentum)
+
+    def end(self, party: Any) -> Update:
+        own = {"prior": party.prior} if self.o.average == "dma" else {}
+        return Update(model=party.model.state, **own)
+
+    def merge(self, server: Any, updates: Updates) -> None:
+        if self.o.average == "mean":
+            return super().merge(server, updates)
+        P = torch.stack([u["prior"] for u in updates])
+        beta = dma.weights(P, self.o)                                                   # Eq. 16, Algorithm 2
+        server.move(mean(updates, weights=beta))                                        # Eq. 17
+        dma.report(server, P, beta)
+
+
+def cuts(n: int, merge: bool, size: int = 250) -> list[int]:
+    """Sizes of inference batches; a last one of fewer than 32 may join the one before."""
+    sizes = [size] * (n // size) + ([n % size] if n % size else [])
+    return [*sizes[:-2], sizes[-2] + sizes[-1]] if merge and len(sizes) > 1 and sizes[-1] < 32 else sizes

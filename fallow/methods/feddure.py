@@ -1,0 +1,199 @@
+"""FedDure: two regulators weigh pseudo-labels; and the loop its authors released."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fallow.config import Kept, Statistics, Weights, key
+from fallow.methods.base import Method, Net, Plan, Value
+from fallow.methods.parts.batching import paired
+from fallow.methods.parts.losses import ce, cross_entropy, masked_mean
+
+Flow = Literal["through", "detach"]
+
+
+class FReg(nn.Module):
+    """f_w: what a net says of a sample -> how far its pseudo-label is to be trusted, in (0, 1)."""
+
+    def __init__(self, classes: int, hidden: int):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(classes, hidden), nn.Linear(hidden, 1)
+
+    def forward(self, q: Tensor) -> Tensor:
+        return self.outer(self.inner(q).relu()).sigmoid().squeeze(1)
+
+
+class FedDure(Method):
+    """C-reg rewards pseudo-labels that help on labelled data, F-reg weighs each.  Bai et al., AAAI 2024.
+
+    theta is `model`, phi is `creg` (a copy of the received model, thrown away), w is `freg` (stays with the client).
+    """
+
+    paper = "Bai et al., AAAI 2024"
+    keeps = "F-reg, a small net"
+    scenarios = {"clients", "some"}
+    readings = {
+        "released": {
+            "loop": "meta-pseudo", "reward_sign": "new-minus-old", "lr": 6e-4, "steps": 5, "epochs": None,
+            "warm_steps": 5, "lr_warmup": 10, "creg_wait": 2,
+        },
+    }  # fmt: skip
+
+    class Options(Method.Options):
+        loop: Literal["regulators", "meta-pseudo"] = key("regulators", "local steps: Eqs. 1-10, or the released code's")
+        creg: bool = key(True, "C-reg and its reward (off: Table 2's w/o C-reg)")
+        freg: Literal["regulator", "threshold"] = key("regulator", "what weighs a pseudo-label: F-reg, or a threshold (Table 2's w/o F-reg)")
+        reward_sign: Literal["old-minus-new", "new-minus-old"] = key("old-minus-new", "what C-reg's reward is", "d")
+        creg_weight_grad_virtual: Flow = key("through", "C-reg's virtual step: gradient through F-reg's weights, or not")
+        creg_weight_grad_real: Flow = key("through", "C-reg's real step: gradient through F-reg's weights, or not")
+        virtual_lr: float = key(5e-4, "rate of the virtual step (plain SGD)", "eta_s", ge=0)
+        freg_hidden: int = key(128, "hidden units of F-reg", ge=1)
+        freg_input: Literal["probs", "logits"] = key("probs", "what F-reg looks at")
+        freg_normalise: Literal["none", "sum"] = key("none", "C-reg's loss: mean of weighted losses, or divided by the weights' sum")
+        freg_state: Literal["client", "round"] = key("client", "F-reg stays with the client, or is new every round")
+        freg_init: Literal["client", "shared"] = key("client", "F-reg's first weights: drawn per client, or one draw for all")
+        freg_optimizer_state: Literal["reset", "keep"] = key("reset", "F-reg's optimiser: new each round, or kept")
+        freg_lr: float | None = key(None, "F-reg's learning rate (default: lr)", "eta_w", gt=0)
+        threshold: float = key(0.6, "confidence a pseudo-label needs (freg=threshold, loop=meta-pseudo)", "tau", ge=0)
+        weight: float = key(8.0, "of the soft loss at the end of its ramp (loop=meta-pseudo)", "lambda", ge=0)
+        ramp: int = key(20, "steps of that ramp, from 0 in each round", "uda_steps", ge=1)
+        warm_steps: int = key(5, "labelled steps before the main ones (loop=meta-pseudo)", "fine_tune_steps", ge=0)
+        lr_warmup: int = key(10, "steps in which lr grows, from 0 in each round (loop=meta-pseudo)", ge=0)
+        creg_wait: int = key(2, "main steps before C-reg's lr leaves 0 (loop=meta-pseudo)", ge=0)
+
+        batch: int | Literal["full"] = key(10, "labelled batch", "B")
+        unlabelled_batch: int | str = key("match-steps:floor", "unlabelled batch: a count, match-steps[:floor], equal, ratio:N, full")
+        optimizer: Literal["sgd", "adam"] = key("adam", "local optimiser")
+        lr: float = key(5e-4, "local learning rate", "eta", gt=0)
+        optimizer_state: Kept = key("reset", "local optimiser state: new each round, kept at the client, or travelling")
+        weights: Weights = key("samples", "what a client weighs in the mean")
+        statistics: Statistics = key("average", "batch norm's running statistics: who makes them")
+
+    @classmethod
+    def refuse(cls, options: Any) -> str | None:
+        if options.loop == "meta-pseudo" and options.schedule != "constant":
+            return f"loop=meta-pseudo has its own schedule, so schedule={options.schedule} has no place; leave it out"
+        return None
+
+    @property
+    def has_freg(self) -> bool:
+        return self.o.freg == "regulator" and self.o.loop == "regulators"
+
+    def holds(self) -> dict[str, Net | Value]:
+        o = self.o
+        nets: dict[str, Net | Value] = {"model": Net(autocast=o.creg or not self.has_freg)}  # no meta-gradient in bf16
+        if o.creg:
+            nets["creg"] = Net(start="model", optimizer="reset", autocast=False)
+        if self.has_freg:
+            nets["freg"] = Net(
+                partial(FReg, hidden=o.freg_hidden), start="random" if o.freg_init == "client" else "initial",
+                keep=o.freg_state == "client", optimizer=o.freg_optimizer_state, autocast=False,
+            )  # fmt: skip
+        return nets
+
+    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+        o = self.o
+        x, u = paired(party, "labelled", ("weak", "strong"))
+        if o.loop == "regulators":
+            return Plan(x=x, u=u, lr=None if o.freg_lr is None else {"freg": o.freg_lr})
+        main, warm = Plan(self.meta_pseudo, x=x, u=u), o.warm_steps
+        rate = lambda s, wait=0: o.lr * multiplier(s, len(main), o.lr_warmup, wait)
+        first = {"x": replace(x, steps=warm, epochs=None), "u": replace(u, steps=warm, epochs=None)} if x else {}
+        steps = range(len(main))
+        return Plan(self.warm, **first, lr=[rate(s) for s in range(warm)]) + main.having(
+            lr={"model": [rate(warm + s) for s in steps], "creg": [rate(s, o.creg_wait) for s in steps]},
+            ramp=[o.weight * min(1, (s + 1) / o.ramp) for s in steps],
+        )
+
+    # -- the paper: one local iteration ------------------------------------------------------------------------------
+    def step(self, s: Any, b: Any) -> None:
+        zs, zw, zt = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
+        loss, sure = cross_entropy(zs, b.x.y) if b.x else 0.0, None                         # Eq. 9
+        if b.u:
+            confidence, yhat = zw.detach().softmax(1).max(1)                                # Eq. 1
+            judged = bool(b.x) and self.o.creg                                              # no labels, no C-reg
+            net, a = (s.creg, s.creg(b.u.strong, stats="batch")) if judged else (s.model, zt)
+            l = ce(a, yhat)
+            if self.has_freg:
+                if b.x:
+                    self.tune_freg(s, b, net, a, l)                                         # Eqs. 4, 5
+                m = self.trust(s, zt, "detach").detach()                                    # Eq. 6
+            else:
+                sure = confidence >= self.o.threshold
+                m = sure.to(l.dtype)
+            s.log(trust=m)
+            if judged:
+                d = self.reward(s, b, self.weighted(s, a, l, self.o.creg_weight_grad_real))  # Eqs. 2, 3
+                s.log(reward=d)
+                m = m + d
+            loss = loss + (m * ce(zt, yhat)).mean()                                         # Eqs. 7, 8
+            s.judge(b.u, yhat, sure)
+        s.descend(loss, s.model, when=None if b.x or sure is None else sure.any())          # Eq. 10
+        s.log(loss=loss)
+
+    def trust(self, s: Any, z: Tensor, flow: Flow) -> Tensor:
+        """H: F-reg's weight of each sample; the gradient flows on into `z`, or not."""
+        z = z if flow == "through" else z.detach()
+        return s.freg(z.softmax(1) if self.o.freg_input == "probs" else z)
+
+    def weighted(self, s: Any, a: Tensor, l: Tensor, flow: Flow) -> Tensor:
+        """L_v: C-reg's loss on pseudo-labels, weighed by F-reg as it now is."""
+        if not self.has_freg:
+            return l.mean()
+        h = self.trust(s, a, flow)
+        if self.o.freg_normalise == "none":
+            return (h * l).mean()
+        return (h * l).sum() / h.sum().clamp_min(torch.finfo(h.dtype).tiny)
+
+    def tune_freg(self, s: Any, b: Any, net: Any, a: Tensor, l: Tensor) -> None:
+        """F-reg learns to give weights under which one plain step of `net` helps on labelled data."""
+        g = s.gradient(self.weighted(s, a, l, self.o.creg_weight_grad_virtual), net, create_graph=True)
+        minus = {k: p - self.o.virtual_lr * g[k] for k, p in net.weights.items()}           # Eq. 4
+        s.descend(cross_entropy(net(b.x.labelled, weights=minus, stats="batch"), b.x.y), s.freg, retain=True)  # Eq. 5
+
+    def reward(self, s: Any, b: Any, loss: Tensor) -> Tensor:
+        """d: C-reg takes a step on `loss`; what that changed on labelled data."""
+        with torch.no_grad():
+            old = cross_entropy(s.creg(b.x.labelled, stats="batch"), b.x.y)
+        s.descend(loss, s.creg)                                                             # Eq. 2
+        with torch.no_grad():
+            new = cross_entropy(s.creg(b.x.labelled, stats="batch"), b.x.y)
+        return old - new if self.o.reward_sign == "old-minus-new" else new - old            # Eq. 3
+
+    # -- the released code: a warm phase, then Meta Pseudo Labels with a soft loss (14.2.6) ----------------------------
+    def warm(self, s: Any, b: Any) -> None:
+        """The labelled loss; the unlabelled views are there for batch norm."""
+        zs, _, _ = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
+        loss = cross_entropy(zs, b.x.y)
+        s.descend(loss, s.model)
+        s.log(loss=loss)
+
+    def meta_pseudo(self, s: Any, b: Any) -> None:
+        zs, zw, zt = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
+        loss, sure = cross_entropy(zs, b.x.y) if b.x else 0.0, None
+        if b.u:
+            t = zw.detach().softmax(1)
+            confidence, yhat = t.max(1)
+            sure = confidence >= self.o.threshold
+            loss = loss + b.ramp * masked_mean(ce(zt, t), sure)
+            if b.x and self.o.creg:
+                dot = self.reward(s, b, cross_entropy(s.creg(b.u.weak, stats="batch"), yhat))
+                loss = loss + dot * cross_entropy(zt, zt.detach().argmax(1))
+                s.log(reward=dot)
+            s.judge(b.u, yhat, sure)
+        s.descend(loss, s.model, when=None if b.x or sure is None else sure.any())
+        s.log(loss=loss)
+
+
+def multiplier(step: int, total: int, warmup: int, wait: int = 0) -> float:
+    """The released schedule, anew in each round: 0 while waiting, a straight line, then a cosine (14.7)."""
+    late = step - warmup - wait
+    if late < 0:
+        return 0.0 if step < wait else step / (warmup + wait)
+    return max(0.0, 0.5 * (1 + math.cos(math.pi * late / max(1, total - warmup - wait))))

@@ -1,0 +1,116 @@
+"""FedLoKe: each client's personal model and the global one label for each other."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+
+from fallow.config import Weights, key
+from fallow.methods.base import Method, Net, Plan, Value
+from fallow.methods.parts.losses import cross_entropy, entropy, kl, masked_mean
+
+Labelling = Literal["update", "batch", "running"]
+VIEWS = {"fedloke": ("weak", "strong"), "all-strong": ("strong",) * 2, "all-weak": ("weak",) * 2, "none": ("plain",) * 2}
+
+
+class FedLoKe(Method):
+    """A personal model that follows the global one by EMA knows its client; the global one knows the others.
+
+    "Non-IID always bad? Semi-supervised heterogeneous federated learning with local knowledge enhancement", CIKM 2023.
+    """
+
+    paper = "Zhang et al., CIKM 2023"
+    keeps = "personal model"
+    scenarios = {"clients", "some"}
+    readings = {
+        "paper": {
+            "personal_start": "random",
+            "unlabelled_schedule": "epoch",
+            "clip_value": None,
+            "weights": "samples",
+            "augment": {"draws": "sample"},
+        },
+        "released": {},
+    }
+
+    class Options(Method.Options):
+        ema: float = key(0.7, "share of the old personal model in the fusion (0: no local model, 1: no fusion)", "mu", ge=0, le=1)
+        entropy: float = key(0.1, "entropy in nats below which a pseudo-label is used", "delta")
+        ramp_rounds: int = key(200, "rounds until the unlabelled loss has full weight", "T_u", ge=1)
+        personal_start: Literal["initial", "random", "received"] = key(
+            "initial", "a client's first personal model: the run's first weights, its own random ones, or the model it receives"
+        )
+        unlabelled_schedule: Literal["resample", "epoch"] = key(
+            "resample", "both sets reshuffled after each pass over the labelled one, or one pass over the unlabelled set"
+        )
+        views: Literal["fedloke", "all-strong", "all-weak", "none"] = key("fedloke", "which views the nets see")
+        global_pseudo_label: bool = key(True, "the global model labels for the personal one, too")
+        labelling: Labelling = key("update", "labelling pass: batch statistics that move the running ones, that do not, or eval mode")
+        batch: int | Literal["full"] = key(32, "labelled and unlabelled batch", "B")
+        unlabelled_batch: int | str = key("equal", "unlabelled batch: equal to `batch`")
+        lr: float = key(0.01, "learning rate of both models", "eta", gt=0)
+        momentum: float = key(0.0, "of SGD; beta1 of Adam", ge=0, lt=1)
+        nesterov: bool = key(False, "Nesterov momentum")
+        clip_value: float | None = key(0.1, "largest absolute entry of a gradient", gt=0)
+        weights: Weights = key("uniform", "what a client weighs in the mean")
+
+    @classmethod
+    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+        return {"augment": {"strong": "ra-torchvision", "cutout": "none"}}
+
+    @classmethod
+    def refuse(cls, options: Any) -> str | None:
+        if options.unlabelled_batch != "equal" or options.batch == "full":
+            return "fedloke pairs labelled and unlabelled batches of one size; set it with batch, a count"
+        return None
+
+    def holds(self) -> dict[str, Net | Value]:
+        start = {"received": "model"}.get(self.o.personal_start, self.o.personal_start)
+        return {"model": Net(), "personal": Net(keep=True, start=start)}
+
+    def begin(self, party: Any) -> dict[str, Any]:
+        party.personal.load(party.personal.state.lerp(party.received["model"], 1 - self.o.ema))            # Eq. 2
+        return {}
+
+    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+        B, L, U, E = party.batch, len(party.labelled), len(party.unlabelled), party.epochs
+        weak, strong = VIEWS[self.o.views]
+        x, u = party.labelled.at_least(B), party.unlabelled
+
+        def some(xs: dict[str, Any], us: dict[str, Any]) -> Plan:
+            full = {"tail": "drop", "weak": weak, "strong": strong}
+            ramp = min(1.0, party.round / self.o.ramp_rounds)                                              # Eq. 12
+            return Plan(x=x.batches(B, **full, **xs), u=u.batches(B, **full, **us), ramp=ramp)
+
+        if party.steps:
+            return some({"steps": party.steps}, {"steps": party.steps})
+        if not L or not U:
+            return some({"epochs": E}, {"epochs": E})
+        if self.o.unlabelled_schedule == "epoch":
+            return some({}, {"epochs": E})
+        repetitions = max(1, U // B // max(1, L // B))                                                     # E1
+        once = {"epochs": 1}
+        return sum((some(once, once) for _ in range(math.ceil(repetitions * E - 1e-9))), Plan())
+
+    def step(self, s: Any, b: Any) -> None:
+        """Every call is a batch of its own for BN, so each net's statistics move three times."""
+        loss: Any = 0.0
+        if b.x:
+            zl, zg = s.personal(b.x.weak), s.model(b.x.strong)
+            loss = cross_entropy(zl, b.x.y) + cross_entropy(zg, b.x.y)                                     # Eqs. 13, 14
+        if b.u:
+            with torch.no_grad():
+                yg = s.model(b.u.weak, stats=self.o.labelling).softmax(1)                                  # Eq. 4
+                yl = s.personal(b.u.weak, stats=self.o.labelling).softmax(1)                               # Eq. 3
+            El, Eg = entropy(yl), entropy(yg)                                                              # Eqs. 5, 6
+            sure_l, sure_g = El < self.o.entropy, Eg < self.o.entropy                                      # Eqs. 7, 8
+            LUg = masked_mean(kl(yl, s.model(b.u.strong)), sure_l)                                         # Eq. 9
+            LUl = masked_mean(kl(yg, s.personal(b.u.strong)), sure_g) if self.o.global_pseudo_label else 0.0  # Eq. 10
+            loss = loss + b.ramp * (LUg + LUl)                                                             # Eqs. 11, 15, 16
+            s.judge(b.u, yl.argmax(1), sure_l)
+            s.judge(b.u, yg.argmax(1), sure_g, name="global_label")
+            s.log(entropy_local=El, entropy_global=Eg)
+        s.descend(loss)
+        s.log(loss=loss)

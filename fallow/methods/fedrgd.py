@@ -1,0 +1,113 @@
+"""FedRGD: consistency on the clients' unlabelled data, group normalisation, grouping-based averaging."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from pydantic import model_validator
+
+from fallow.config import Kept, Weights, key
+from fallow.methods.base import Plan, Updates
+from fallow.methods.fixmatch import Empty, FixMatch
+from fallow.methods.parts.batching import paired
+from fallow.methods.parts.grouping import GroupedOptions, Grouping
+from fallow.methods.state import State
+from fallow.models import default_norm
+
+
+class FedRGD(FixMatch):
+    """Server and clients train at the same time, T steps each; the server is one more member of every group's mean.
+
+    Zhang et al., "Improving semi-supervised federated learning by reducing the gradient diversity of models", IEEE
+    BigData 2021. Three switches: `objective` (CRL), `norm` (GN), `average` (grouping).
+    """
+
+    paper = "Zhang et al., IEEE BigData 2021"
+    sends = "model (down: its group's); with optimizer_state=travel also the optimiser's state"
+    scenarios = {"server", "clients", "some", "all"}
+    readings = {
+        "paper": {
+            "group_assignment": "history",
+            "lr": 0.146,
+            "schedule": "cosine-7-16,warmup=5120,turns=2.3,floor=1e-4",
+        },
+        "released": {"group_split": "ceil-blocks", "first_round_extra_step": True},
+    }
+
+    class Options(GroupedOptions, FixMatch.Options):
+        objective: Literal["crl", "self-training", "supervised"] = key(
+            "crl", "clients: strong views learn from weak ones, weak views from themselves, or labels only"
+        )
+        first_round_extra_step: bool = key(False, "T+1 steps in the first round of every epoch, as in the released code")
+        epoch_samples: int = key(65536, "samples per party that make up one of those epochs", "M", ge=1)
+        empty_step: Empty = key("take", "a party without labels and nothing accepted: skip the step, or take it")
+        steps: int | Literal["match-unlabelled"] | None = key(16, "steps between two averagings", "T")
+        epochs: float | None = key(None, "passes over its data a client makes in a round, instead of `steps`", gt=0)
+        batch: int | Literal["full"] = key(64, "labelled batch", "B")
+        unlabelled_batch: int | str = key("equal", "unlabelled batch: a count, match-steps[:floor], equal, ratio:N, full")
+        weight_decay: float = key(1e-4, "on every parameter", ge=0)
+        schedule: str = key("cosine-7-16", "constant | cosine | cosine-7-16, options after commas")
+        optimizer_state: Kept = key("travel", "local optimiser state: new each round, kept at the client, or travelling")
+        weights: Weights = key("uniform", "what a client weighs in the mean")
+
+        @model_validator(mode="before")
+        @classmethod
+        def _group_norm(cls, values: Any) -> Any:
+            """GN takes the place of every BN; a model without batch norm stays as it is."""
+            if isinstance(values, dict) and values.get("norm") is None and default_norm(str(values.get("model"))) == "bn":
+                return values | {"norm": "gn"}
+            return values
+
+    @classmethod
+    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+        return {"statistics": "server"} if labels == "server" else {}
+
+    @classmethod
+    def refuse(cls, options: Any) -> str | None:
+        if options.objective == "supervised" and options.labels == "server":
+            return "objective=supervised, but the clients have no labels; use labels=all"
+        return Grouping.refuse(options)
+
+    # -- at the server -------------------------------------------------------------------------------------------------
+    def start(self, server: Any) -> None:
+        Grouping(self.o).start(server)
+
+    def down(self, server: Any, client: int) -> dict[str, Any]:
+        model: State = Grouping(self.o).down(server, client)
+        return {"model": model}
+
+    def merge(self, server: Any, updates: Updates) -> None:
+        Grouping(self.o).merge(server, updates)                                 # Eq. 7, or 8
+
+    # -- at a party ----------------------------------------------------------------------------------------------------
+    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+        """T full batches, from a fresh shuffled pass (and further ones) over the party's own data."""
+        views = ("weak",) if self.o.objective == "self-training" else ("weak", "strong")
+        x, u = paired(party, "labelled", views, z=found.get("z"))
+        first, stop = self._made(party, party.round), self._made(party, party.round + 1)
+        if party.steps:
+            x, u = (replace(stream, steps=stop - first, tail="drop") for stream in (x, u))
+        plan = Plan(self.supervised, x=x) if self.o.objective == "supervised" else Plan(x=x, u=u)
+        return plan.having(lr=party.rates(first, stop - first)) if party.steps and self.o.first_round_extra_step else plan
+
+    def _made(self, party: Any, rounds: int) -> int:
+        """Steps a party has made after so many rounds: T each, and perhaps one more in the first round of every epoch."""
+        T = party.steps or 0
+        if not self.o.first_round_extra_step:
+            return rounds * T
+        per_epoch = max(1, self.o.epoch_samples // int(party.batch or 1) // max(1, T))
+        return rounds * T + math.ceil(rounds / per_epoch)
+
+    def forward(self, s: Any, b: Any) -> tuple[Any, Any, Any]:
+        """Logits of labelled, labelling and learning views; the step (Eqs. 3, 4) is FixMatch's."""
+        if self.o.objective == "crl" or not b.u:
+            return super().forward(s, b)
+        zw = None
+        if self.o.labeller == "current":
+            with torch.no_grad():
+                zw = s.model(b.u.weak, stats="running")                         # Eq. 5: labels and learns on one view
+        zx, zs = s.model.together(b.x.labelled, b.u.weak)
+        return zx, zw, zs

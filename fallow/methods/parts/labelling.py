@@ -1,0 +1,84 @@
+"""Who makes pseudo-labels, and from what: a labeller answers with logits, the method makes targets of them.
+
+`current` is the net in training, anew for every batch; `received` the model as it came, once per round, before any
+step; `local-ema` a net of the client's own, fused with the received model at the start of a round and following the
+net in training after it. With `debias` every answer is divided by the labeller's mean prediction (FedDB's DPL).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fallow.config import Config, key
+from fallow.methods.base import Net, Value
+
+Labeller = Literal["current", "received", "local-ema"]
+
+
+class LabellerOptions(Config):
+    labeller: Labeller = key("current", "who labels: the net in training, the model as received, or a kept average")
+    debias: bool = key(False, "divide predictions by the party's mean prediction before labelling (DPL)")
+    labeller_ema: float = key(0.7, "local-ema: what the kept labeller weighs against the received model", "mu", ge=0, le=1)
+    labeller_decay: float = key(0.999, "local-ema: decay at each step", ge=0, le=1)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+def mean_prediction(z: Tensor) -> Tensor:
+    """APP-U, the mean prediction over some samples.  FedDB, Eq. 8."""
+    return z.softmax(1).mean(0)
+
+
+def debiased(z: Tensor, prior: Tensor) -> Tensor:
+    """Logits whose softmax is (p / prior), normalised.  FedDB, Eq. 14."""
+    return z - prior.clamp_min(1e-12).log()
+
+
+def hard(z: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """The likeliest class, and whether its probability reaches the threshold."""
+    confidence, label = z.softmax(1).max(1)
+    return label, confidence >= threshold
+
+
+# -- the labeller, hook by hook ----------------------------------------------------------------------------------------
+def holds(o: Any, classes: int) -> dict[str, Net | Value]:
+    """What a party holds for labelling."""
+    held: dict[str, Net | Value] = {}
+    if o.labeller == "local-ema":
+        held["labeller"] = Net(keep=True, train=False)
+    if o.debias:
+        held["prior"] = Value(classes, start=1 / classes)
+    return held
+
+
+def begin(o: Any, party: Any) -> dict[str, Any]:
+    """Before the steps: fuses the kept labeller, measures the prior; `received` also answers, for all samples."""
+    net = party.model
+    if o.labeller == "local-ema":
+        net = party.labeller
+        net.load(net.flat.lerp(party.received["model"], 1 - o.labeller_ema))
+    if not len(party.unlabelled) or not (o.debias or o.labeller == "received"):
+        return {}
+    z = party.predict(net, party.unlabelled, "weak")
+    if o.debias:
+        party.prior.copy_(mean_prediction(z))
+        z = debiased(z, party.prior)
+    return {"z": z} if o.labeller == "received" else {}
+
+
+def logits(o: Any, s: Any, u: Any, z: Tensor | None = None) -> Tensor:
+    """The labeller's logits for a batch of unlabelled samples; `z` are those of the net in training."""
+    if o.labeller == "received":
+        return u.z  # debiased at the start of the round
+    if o.labeller == "local-ema" or z is None:
+        with torch.no_grad():
+            z = (s.labeller if o.labeller == "local-ema" else s.model)(u.weak, stats="running", rows=u.rows)
+    return debiased(z.detach(), s.prior) if o.debias else z.detach()
+
+
+def follow(o: Any, s: Any) -> None:
+    """After a step: the kept labeller follows the net in training."""
+    if o.labeller == "local-ema":
+        s.labeller.follow(s.model, o.labeller_decay)

@@ -1,0 +1,110 @@
+"""SemiFL: alternate training of the server on labels and of clients on pseudo-labels."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+
+from fallow.config import Kept, Statistics, Turn, Weights, key
+from fallow.methods.base import Method, Net, Plan, Updates, Value
+from fallow.methods.parts import labelling
+from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.losses import cross_entropy
+
+FULL = 64  # whole sets are filled up to a multiple of this, so that few batch sizes occur
+
+
+class SemiFL(Method):
+    """Clients label with the model they receive, the server then tunes it on its labels.  Diao et al., NeurIPS 2022.
+
+    With labels at clients there is no server turn and no static batch norm, and each step has a labelled batch too.
+    """
+
+    paper = "Diao et al., NeurIPS 2022"
+    keeps = "optimiser state"
+    sends = "parameters; down also static BN statistics"
+    scenarios = {"server", "clients", "some"}
+    readings = {
+        "paper": {"server_turn": "before+last", "server_momentum": 0.0, "mix_resample": "per-round", "mix_augment": "after"},
+        "released": {},
+    }
+
+    class Options(labelling.LabellerOptions):
+        threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
+        mixup: float = key(0.75, "Mixup ratios are drawn from Beta(a, a)", "a", gt=0)
+        mix_weight: float = key(1.0, "of the mix loss; 0: no Mixup", "lambda", ge=0)
+        mix_resample: Literal["per-access", "per-round"] = key("per-access", "the mix set: drawn for every batch, or once a round")
+        mix_augment: Literal["before", "after"] = key("before", "weak augmentation of each image before mixing, or of the mixture")
+        average_base: Literal["distributed", "trained"] = key("distributed", "server_turn=beside: what server momentum starts from")
+        labeller: Literal["received", "current"] = key("received", "labels once a round from the received model, or for every batch")  # type: ignore[assignment]
+        server_turn: Turn = key("after", "when a server with labels trains")
+        statistics: Statistics = key("static", "batch norm's running statistics: who makes them")
+        optimizer_state: Kept = key("keep", "local optimiser state: new each round, kept at the client, or travelling")
+        weights: Weights = key("uniform", "what a client weighs in the mean")
+        server_momentum: float = key(0.5, "the server's momentum", "beta_g", ge=0, lt=1)
+
+    @classmethod
+    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+        return {} if labels == "server" else {"statistics": "batch"}
+
+    def holds(self) -> dict[str, Net | Value]:
+        return {"model": Net()} | labelling.holds(self.o, self.classes)
+
+    def begin(self, party: Any) -> dict[str, Any]:
+        found = labelling.begin(self.o, party)
+        if "z" not in found:
+            return {}
+        label, sure = labelling.hard(found["z"], self.o.threshold)                      # Eqs. 2, 3
+        party.judge(party.unlabelled, label, sure)
+        return {"label": label, "sure": sure}
+
+    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+        B, work = party.batch, {"epochs": party.epochs, "steps": party.steps}
+        pad = FULL if B is None else 1
+        x = party.labelled.batches(B, "labelled", pad=pad)                              # goes round while `fix` lasts
+        if self.o.labeller == "current" and len(party.unlabelled):
+            return Plan(self.relabel, x=x, u=party.unlabelled.batches(B, "weak", "strong", pad=pad, **work))
+        if "label" not in found or not found["sure"].any():
+            return super().plan(party, found)                                           # labels only; without any: no steps
+        data = party.unlabelled.label(found["label"])
+        fix = data.where(found["sure"]).batches(B, "weak", "strong", pad=pad, **work)   # Eq. 3: D_fix
+        if not self.o.mix_weight:
+            return Plan(x=x, fix=fix)
+        draw = {"replace": True}
+        if self.o.mix_resample == "per-round":
+            data, draw = data.take(party.rng("mix").integers(len(data), size=len(fix.samples))), {}
+        alike = "fix" if self.o.mix_augment == "after" else None                        # one view of both is that of the mixture
+        mix = data.batches(fix, "weak", pad=pad, alike=alike, **draw)                   # Eq. 4: D_mix, of all samples
+        return Plan(x=x, fix=fix, mix=mix, lam=party.rng("mixup").beta(self.o.mixup, self.o.mixup, len(fix)))
+
+    def step(self, s: Any, b: Any) -> None:
+        rows, mixed = b.fix.rows, None
+        if self.o.mix_weight:
+            mixed = b.lam * b.fix.weak + (1 - b.lam) * b.mix.weak                       # x_mix
+        zx, zs, zm = s.model.apart(b.x.labelled, b.fix.strong, mixed, rows=(b.x.rows, rows, rows))
+        loss = cross_entropy(zs, b.fix.y, rows)                                         # Eq. 5: L_fix
+        if self.o.mix_weight:
+            mix = b.lam * cross_entropy(zm, b.fix.y, rows) + (1 - b.lam) * cross_entropy(zm, b.mix.y, rows)  # L_mix
+            loss = loss + self.o.mix_weight * mix                                       # Eq. 6
+        if b.x:
+            loss = loss + cross_entropy(zx, b.x.y, b.x.rows)
+        s.descend(loss)
+        s.log(loss=loss)
+
+    def relabel(self, s: Any, b: Any) -> None:
+        """Labels for this batch from the net in training and the batch's own statistics: no mix loss (Table 2)."""
+        with torch.no_grad():
+            z = s.model(b.u.weak, stats="batch", rows=b.u.rows)
+        label, sure = labelling.hard(labelling.logits(self.o, s, b.u, z), self.o.threshold)
+        sure = sure if b.u.rows is None else sure & b.u.rows
+        loss = cross_entropy(s.model(b.u.strong, rows=sure), label, sure)
+        if b.x:
+            loss = loss + cross_entropy(s.model(b.x.labelled, rows=b.x.rows), b.x.y, b.x.rows)
+        s.judge(b.u, label, sure)
+        s.descend(loss, when=None if b.x else sure.any())
+        s.log(loss=(loss, torch.ones_like(loss, dtype=torch.bool) if b.x else sure.any()))
+
+    def merge(self, server: Any, updates: Updates) -> None:
+        trained = updates.server if self.o.average_base == "trained" else None
+        server.move(mean(updates), base=trained["model"] if trained else None)

@@ -1,0 +1,66 @@
+"""The progress of a run: round, accuracy, pseudo-label rate, time left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Bar:
+    """A watcher of a run that draws a bar on a terminal, and lines where there is none."""
+
+    def __init__(self, console: Console, quiet: bool = False):
+        self.console, self.quiet, self.started = console, quiet, False
+        self.rounds, self.run = 0, None
+        self._task: TaskID | None = None
+        self._bar = Progress(
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[words]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+
+    def __enter__(self) -> Bar:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._bar.__exit__(kind, error, trace)
+        if kind is KeyboardInterrupt and self.run is not None:
+            path = self.run.folder.path
+            self.console.print(f"interrupted after round {self.run.done}; go on with: fallow resume {path}", soft_wrap=True)
+
+    def __call__(self, event: str, what: Any) -> None:
+        if event == "start":
+            self.started, self.run, self.rounds = True, what, what.options.rounds
+            self._task = self._bar.add_task("", total=self.rounds, completed=what.done, words="")
+            if not self.quiet:
+                self.console.print(_headline(what), soft_wrap=True)
+        elif event == "round" and self._task is not None:
+            self._bar.update(self._task, advance=1, words=words(what))
+            if not self.quiet and not self.console.is_terminal:
+                self.console.print(f"round {what['round']}/{self.rounds}  {words(what)}", soft_wrap=True)
+
+
+def _headline(run: Any) -> str:
+    o, f = run.options, run.federation
+    labelled = sum(len(c.labelled) for c in f.clients) + len(f.server.labelled)
+    unlabelled = sum(len(c.unlabelled) for c in f.clients)
+    return (
+        f"{o.method} on {o.data}: {o.clients} clients ({o.active_count} a round), {labelled} labelled and "
+        f"{unlabelled} unlabelled images, {o.model} on {run.world.device}; run {run.folder.path}"
+    )
+
+
+def words(row: dict[str, Any]) -> str:
+    parts = []
+    if row.get("accuracy") is not None:
+        parts.append(f"accuracy {100 * row['accuracy']:5.2f} %")
+    if row.get("label_ratio") is not None:
+        parts.append(f"labelled {100 * row['label_ratio']:3.0f} %")
+    return "  ".join(parts)
