@@ -15,6 +15,8 @@ from fallow.errors import UserError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 console = Console(highlight=False)
+if not console.is_terminal:
+    console = Console(highlight=False, width=200)  # a file or a pipe has no edge to wrap at
 debug = False
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)]
@@ -98,11 +100,7 @@ def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|p
     """What there is."""
     from fallow.listing import rows
 
-    title, *body = rows(what, data_dir)
-    table = Table(*title, box=None, header_style="bold", pad_edge=False)
-    for row in body:
-        table.add_row(*[escape(c) for c in row])
-    console.print(table)
+    _print_table(rows(what, data_dir))
 
 
 @app.command()
@@ -115,23 +113,20 @@ def split(
 ) -> None:
     """Who holds what: print the federation of these settings and draw its picture."""
     from fallow import runs
-    from fallow.data import picture as pictures
+    from fallow.data.federate import table
+    from fallow.data.picture import picture as draw
 
     recipe, keys = _words(words)
     if data_dir:
         keys["data_dir"] = data_dir
     _, options, source, federation = runs.prepare(recipe, keys, download=download)
     labels, classes = source.train.labels.numpy(), len(source.classes)
-    rows, summary = pictures.table(federation, labels, source.classes)
-    table = Table(*rows[0], box=None, header_style="bold", pad_edge=False)
-    for row in rows[1:]:
-        table.add_row(*map(str, row.values()) if isinstance(row, dict) else [str(c) for c in row])
-    console.print(table)
+    rows, summary = table(federation, labels, source.classes)
+    _print_table([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for name, value in summary.items():
-        console.print(f"{name}: {value}")
-    console.print(f"fingerprint: {federation.fingerprint[:16]}")
+        console.print(f"{name.replace('_', ' ')}: {escape(str(value))}", soft_wrap=True)
     where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed}.png")
-    pictures.picture(federation, labels, classes, where)
+    draw(federation, labels, classes, where, class_names=source.classes)
     console.print(f"picture: {where}")
     if save:
         federation.save(Path(save))
@@ -143,11 +138,7 @@ def compare(paths: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> No
     """Runs side by side."""
     from fallow.listing import compared
 
-    title, *body = compared(paths)
-    table = Table(*title, box=None, header_style="bold", pad_edge=False)
-    for row in body:
-        table.add_row(*[escape(c) for c in row])
-    console.print(table)
+    _print_table(compared(paths))
 
 
 def _words(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
@@ -167,8 +158,13 @@ def _print_keys(recipe: str | None, keys: dict[str, Any]) -> None:
     console.print("                  [--stop-after N] [--quiet]\n")
     method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys)
     console.print(f"Keys of method [bold]{escape(options.method)}[/bold] ({escape((method.__doc__ or '').splitlines()[0])})\n")
-    table = Table("key", "default", "symbol", "meaning", box=None, header_style="bold", pad_edge=False)
-    for row in described(method.Options):
+    _print_table([("key", "default", "symbol", "meaning"), *described(method.Options)])
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    title, *body = rows
+    table = Table(*title, box=None, header_style="bold", pad_edge=False)
+    for row in body:
         table.add_row(*[escape(c) for c in row])
     console.print(table)
 

@@ -34,7 +34,8 @@ def _datasets(data_dir: str | None) -> Rows:
 
     out: Rows = [("data set", "what", "classes", "size", "files under the data folder", "there")]
     for d in names(data_dir):
-        out.append((d.name, d.about, str(d.classes or ""), str(d.size or ""), str(d.where), "yes" if d.present else "no"))
+        there = "" if d.present is None else "yes" if d.present else "no"
+        out.append((d.name, d.what, str(d.classes or ""), str(d.size or ""), str(d.where), there))
     return out
 
 
@@ -54,7 +55,7 @@ def _models() -> Rows:
 def _partitions() -> Rows:
     from fallow.data.partitions import PARTITIONS
 
-    return [("partition", "what", "used by"), *[(p.name, p.about, p.paper) for p in PARTITIONS]]
+    return [("partition", "what", "used by", "for example"), *[(p.name, p.line, p.paper, p.example) for p in PARTITIONS.values()]]
 
 
 def _recipes() -> Rows:

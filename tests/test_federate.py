@@ -338,9 +338,9 @@ def test_no_data_and_wrong_labels():
 
 
 def test_an_impossible_dirichlet_ends():
-    start = time.perf_counter()
+    start = time.process_time()
     assert code_of(np.arange(50000) % 10, 10, clients=100, partition="dirichlet-capped:0.01") == "dirichlet_min_size"
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 # --- file, fingerprint, table, picture
@@ -418,6 +418,6 @@ def test_importing_is_light():
 def test_fast_enough():
     labels = np.random.default_rng(0).permutation(np.arange(50000) % 10)
     for partition in PARTITIONS:
-        start = time.perf_counter()
+        start = time.process_time()
         federate(labels, 10, Spec(labels="clients", label_count=5000, clients=100, partition=partition))
-        assert time.perf_counter() - start < 0.8, partition
+        assert time.process_time() - start < 0.8, partition

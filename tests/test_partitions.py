@@ -127,23 +127,23 @@ def test_fast_at_full_size(text, classes):
     if classes == 100 and "skew:0.7" in text:
         pytest.skip("same path")
     pool = Pool(np.tile(np.arange(classes), 50_000 // classes), classes, 100)
-    start = time.perf_counter()
+    start = time.process_time()
     parse(text)(pool, rng())
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.1, 1, 100])
 @pytest.mark.parametrize("name", ["dirichlet-capped", "dirichlet-equal", "dirichlet-client"])
 def test_bounded_for_every_alpha(name, alpha):
     pool = Pool(balanced(5000), 10, 20)
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         split = parse(f"{name}:{alpha}")(pool, rng(1))
         assert sum(map(len, split.parts)) + len(split.dropped) == 5000
     except PartitionError as error:
         assert error.code == "dirichlet_min_size" and alpha < 0.05
         assert "smallest seen" in str(error)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_shuffled_samples_leave_the_distribution_of_counts():
@@ -277,10 +277,10 @@ def test_capped_statistics(samples, classes, alpha, median, full, per_client, r)
 
 
 def test_capped_refuses_at_once_what_cannot_be():
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(PartitionError) as caught:
         parse("dirichlet-capped:0.5,min_size=11")(Pool(balanced(1000), 10, 100), rng())
-    assert caught.value.code == "min_size_impossible" and time.perf_counter() - start < 0.1
+    assert caught.value.code == "min_size_impossible" and time.process_time() - start < 0.1
 
 
 def test_capped_counts_its_tries():

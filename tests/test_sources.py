@@ -471,7 +471,7 @@ def told(words: str, name: str, home: Path | None = None) -> UserError:
     with pytest.raises(UserError, match=words) as caught:
         load(name, home)
     sentence = str(caught.value)
-    assert "\n" not in sentence and caught.value.remedy and sentence.endswith(".")
+    assert "\n" not in sentence and caught.value.remedy and sentence.endswith((".", "?"))
     return caught.value
 
 

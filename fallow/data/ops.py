@@ -187,14 +187,13 @@ def affine(x: Tensor, coefficients: Tensor, fill: Tensor) -> Tensor:
 
 def _bilinear(taps: list[Tensor], t: Tensor) -> Tensor:
     a, b = taps
-    return a + (b - a) * t
+    return (b - a).mul_(t).add_(a)
 
 
 def _bicubic(taps: list[Tensor], t: Tensor) -> Tensor:
     a, b, c, d = taps
-    p3 = (a - b) * 2 + c - d
-    p4 = b - a - c + d
-    return (b + t * ((c - a) + t * (p3 + t * p4))).clamp_(0, 255)
+    p2, p3, p4 = c - a, (a - b).mul_(2).add_(c).sub_(d), (b - a).sub_(c).add_(d)
+    return p4.mul_(t).add_(p3).mul_(t).add_(p2).mul_(t).add_(b).clamp_(0, 255)
 
 
 def slide(x: Tensor, slope: Tensor, shift: Tensor, axis: str, resample: str) -> Tensor:

@@ -229,8 +229,7 @@ class RandAugment:
         rgb = torch.tensor(self.variant.colour, dtype=torch.uint8).view(1, 3, 1, 1)
         self.colour = (rgb.flatten() if channels == 3 else ops.grey(rgb).flatten().expand(channels)).double()
         self.pool_side = 40 if name == "ra-semifl" else int(0.5 * size)
-        if not self.variant.continuous:
-            self._tabulate()
+        self._tabulate()
 
     def _encode(self, op: str, value: Tensor) -> tuple[int, Tensor]:
         """Kernel and arguments of one op at Pillow's argument `value` [...]."""
@@ -260,6 +259,7 @@ class RandAugment:
         encoded = [self._encode(op, torch.tensor(v, dtype=torch.float64)) for op, v in zip(self.pool, values)]
         self.kernels = torch.tensor([kernel for kernel, _ in encoded])
         self.arguments = torch.stack([argument for _, argument in encoded])  # [op, sign, level, 7]
+        self.ends = torch.tensor([(plus[0], plus[-1]) for plus, _ in values], dtype=torch.float64)
 
     def steps(self, keys: Tensor, base: int) -> Iterator[Step]:
         for pick in range(self.variant.picks):
@@ -286,11 +286,14 @@ class RandAugment:
         return draws.integers(keys, lane + LEVEL, self.levels)
 
     def _continuous(self, op: Tensor, place: Tensor) -> Step:
-        kernel, argument = torch.zeros_like(op), torch.zeros(len(op), WIDTH, dtype=torch.float64)
-        for number, (name, (ends, _)) in enumerate(self.pool.items()):
-            mine = (op == number).nonzero().flatten()
-            value = ends[0] + place[mine] * (ends[-1] - ends[0])
-            kernel[mine], argument[mine] = self._encode(name, value)
+        low, high = self.ends[op].unbind(1)
+        value, kernel = low + place * (high - low), self.kernels[op]
+        argument = torch.zeros(len(op), WIDTH, dtype=torch.float64)
+        argument[:, 0] = value
+        for number, name in enumerate(self.pool):
+            if self.kernels[number] == _KERNEL["affine"]:
+                mine = (op == number).nonzero().flatten()
+                argument[mine] = self._encode(name, value[mine])[1]
         return Step(kernel, argument)
 
     def closing_box(self, keys: Tensor, base: int, side: int | Literal["auto"] | None) -> Tensor | None:

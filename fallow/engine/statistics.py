@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fallow import draws
 from fallow.engine.nets import NetHandle
@@ -96,7 +99,7 @@ def cumulative(net: NetHandle, batches: Iterable[Tensor]) -> None:
         m.momentum = momentum
 
 
-def layerwise(net: NetHandle, parties: list[Iterable[Tensor]], passes: int | str) -> None:
+def layerwise(net: NetHandle, parties: Sequence[Iterable[Tensor]], passes: int | str) -> None:
     """Exact moments of every layer's input over all parties' images, in some passes.
 
     In each pass the layers done so far normalise by their final statistics, the others by the batch; a share of the
@@ -107,15 +110,16 @@ def layerwise(net: NetHandle, parties: list[Iterable[Tensor]], passes: int | str
     count = len(norms)
     total = count if passes == "exact" else min(int(passes), count)
     ends = [round(count * q / total) for q in range(total + 1)]
-    for done, end in zip(ends, ends[1:]):
+    for done, end in pairwise(ends):
         found = [_moments(net, norms, done, end, batches) for batches in parties]
         for layer in range(done, end):
             n, mean, m2 = reduce(merge_moments, (f[layer] for f in found))
-            norms[layer].running_mean.copy_(mean)  # type: ignore[union-attr]
-            norms[layer].running_var.copy_(m2 / n)  # type: ignore[union-attr]
+            for running, value in ((norms[layer].running_mean, mean), (norms[layer].running_var, m2 / n)):
+                assert running is not None
+                running.copy_(value)
 
 
-def _moments(net: NetHandle, norms: list[nn.Module], done: int, end: int, batches: Iterable[Tensor]) -> dict[int, Moments]:
+def _moments(net: NetHandle, norms: list[_BatchNorm], done: int, end: int, batches: Iterable[Tensor]) -> dict[int, Moments]:
     """One party's moments of the inputs of layers done .. end - 1; layers below `done` are final."""
     found: dict[int, Moments] = {}
 
@@ -127,16 +131,16 @@ def _moments(net: NetHandle, norms: list[nn.Module], done: int, end: int, batche
         if layer == end - 1:
             raise _Reached
 
+    def after() -> None:
+        net.modes.stats = "running"  # dropout stays off
+
     handles = [m.register_forward_pre_hook(lambda _, x, i=i: before(i, x[0])) for i, m in enumerate(norms)]
-    known, net.modes.known = net.modes.known, True
+    handles += [m.register_forward_hook(lambda *_: after()) for m in norms]
     try:
         for x in batches:
-            try:
-                net(x, stats="batch")
-            except _Reached:
-                pass
+            with suppress(_Reached):
+                net(x, stats="running")
     finally:
-        net.modes.known = known
         for h in handles:
             h.remove()
     return found
@@ -161,13 +165,13 @@ class _Reached(Exception):
     pass
 
 
-def _norms(net: NetHandle) -> list[nn.modules.batchnorm._BatchNorm]:
-    return [m for m in net.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+def _norms(net: NetHandle) -> list[_BatchNorm]:
+    return [m for m in net.module.modules() if isinstance(m, _BatchNorm)]
 
 
-def _execution_order(net: NetHandle, x: Tensor) -> list[nn.Module]:
+def _execution_order(net: NetHandle, x: Tensor) -> list[_BatchNorm]:
     """Batch norm layers in the order in which a pass comes to them."""
-    order: list[nn.Module] = []
+    order: list[_BatchNorm] = []
     handles = [m.register_forward_pre_hook(lambda m, _: order.append(m)) for m in _norms(net)]
     net(x[:2], stats="batch")
     for h in handles:

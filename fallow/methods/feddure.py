@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fallow.config import Kept, Statistics, Weights, key
 from fallow.methods.base import Method, Net, Plan, Value
 from fallow.methods.parts.batching import paired
+from fallow.methods.parts.labelling import hard
 from fallow.methods.parts.losses import ce, cross_entropy, masked_mean
 
 Flow = Literal["through", "detach"]
@@ -116,16 +117,15 @@ class FedDure(Method):
         zs, zw, zt = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
         loss, sure = cross_entropy(zs, b.x.y) if b.x else 0.0, None                         # Eq. 9
         if b.u:
-            confidence, yhat = zw.detach().softmax(1).max(1)                                # Eq. 1
+            yhat, sure = hard(zw.detach(), self.o.threshold)                                # Eq. 1
             judged = bool(b.x) and self.o.creg                                              # no labels, no C-reg
             net, a = (s.creg, s.creg(b.u.strong, stats="batch")) if judged else (s.model, zt)
             l = ce(a, yhat)
             if self.has_freg:
                 if b.x:
                     self.tune_freg(s, b, net, a, l)                                         # Eqs. 4, 5
-                m = self.trust(s, zt, "detach").detach()                                    # Eq. 6
+                m, sure = self.trust(s, zt, "detach").detach(), None                        # Eq. 6
             else:
-                sure = confidence >= self.o.threshold
                 m = sure.to(l.dtype)
             s.log(trust=m)
             if judged:
@@ -178,10 +178,8 @@ class FedDure(Method):
         zs, zw, zt = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
         loss, sure = cross_entropy(zs, b.x.y) if b.x else 0.0, None
         if b.u:
-            t = zw.detach().softmax(1)
-            confidence, yhat = t.max(1)
-            sure = confidence >= self.o.threshold
-            loss = loss + b.ramp * masked_mean(ce(zt, t), sure)
+            yhat, sure = hard(zw.detach(), self.o.threshold)
+            loss = loss + b.ramp * masked_mean(ce(zt, zw.detach().softmax(1)), sure)
             if b.x and self.o.creg:
                 dot = self.reward(s, b, cross_entropy(s.creg(b.u.weak, stats="batch"), yhat))
                 loss = loss + dot * cross_entropy(zt, zt.detach().argmax(1))
