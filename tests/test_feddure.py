@@ -36,12 +36,12 @@ class Exact(NetHandle):
         super().__init__(module, torch.device("cpu"))
         self.flat = self.flat.map(lambda t: t.double() if t.is_floating_point() else t)
         self._bind()
-        self.calls = []
+        self.seen = []
 
     def __call__(self, x, weights=None, stats="update", rows=None, parts=None):
         self.modes.stats, self.modes.rows, self.modes.parts = stats, rows, parts
         z = self.module(x) if weights is None else functional_call(self.module, dict(weights), (x,))
-        self.calls.append(SimpleNamespace(x=x, weights=weights, stats=stats, z=z))
+        self.seen.append(SimpleNamespace(x=x, weights=weights, stats=stats, z=z))
         return z
 
     def flatten(self, grads):
@@ -59,7 +59,7 @@ class Watched(Slot):
     def descend(self, loss, *nets, when=None, retain=False):
         name, net = self.name_of(nets[0]), nets[0]
         self.losses[name], before = loss.detach(), net.flat.groups["parameters"].clone()
-        virtual = [c for n in self.nets.values() for c in n.calls if c.weights is not None]
+        virtual = [c for n in self.nets.values() for c in n.seen if c.weights is not None]
         if name == "freg":
             minus = virtual[-1].weights
             self.v = dict(zip(minus, torch.autograd.grad(loss, list(minus.values()), retain_graph=True)))
@@ -136,11 +136,11 @@ def toy(batch=TOY, modules=None, lr=0.1, **options):
 
 def test_toy_case_of_the_chapter():
     s = toy()
-    a, minus, _, _ = s.creg.calls
+    a, minus, _, _ = s.creg.seen
     close(a.z, [[0.42, -0.04, -0.72], [-0.06, 0.5, -0.12], [-0.36, -0.02, 0.5]])
     l = -a.z.log_softmax(1)[torch.arange(3), torch.tensor([2, 1, 1])]
     close(l, [1.808394683180, 0.746286682842, 1.221949640132])
-    close(s.freg.calls[0].z, [0.585841413073, 0.530198905097, 0.564010106200])
+    close(s.freg.seen[0].z, [0.585841413073, 0.530198905097, 0.564010106200])
     close(s.virtual, 0.7147682750067622, 1e-15)
     close(s.g["weight"], [[0.097901216985, -0.027700320907], [0.165775323833, -0.114028120154], [-0.263676540818, 0.141728441061]])  # fmt: skip
     close(s.g["bias"], [0.246399943879, -0.237721903333, -0.008678040546])
@@ -157,20 +157,20 @@ def test_toy_case_of_the_chapter():
     close(w["inner.bias"], [0.099629558105, -0.049576637834])
     close(w["outer.weight"], [[0.699673281781, -0.799892301220]])
     close(w["outer.bias"], [0.199470797293])
-    close(s.freg.calls[1].z, [0.607531516633, 0.561017353867, 0.529620619453])
+    close(s.freg.seen[1].z, [0.607531516633, 0.561017353867, 0.529620619453])
     close(s.losses["creg"], 0.7143401837725166, 1e-14)
     phi = by_name(s, "creg")
     close(phi["weight"], [[0.290215113116, -0.197231150563], [0.083432945897, 0.411395558929], [-0.473648059013, 0.185835591634]])  # fmt: skip
     close(phi["bias"], [-0.024626305178, 0.123758483342, -0.099132178165])
-    close(F.cross_entropy(s.creg.calls[2].z, Y), 0.9780393052252505, 1e-14)
-    close(F.cross_entropy(s.creg.calls[3].z, Y), 1.0093793137589686, 1e-14)
+    close(F.cross_entropy(s.creg.seen[2].z, Y), 0.9780393052252505, 1e-14)
+    close(F.cross_entropy(s.creg.seen[3].z, Y), 1.0093793137589686, 1e-14)
     close(mean_of(s, "reward"), -0.0313400085337181, 1e-15)
     close(mean_of(s, "trust"), (0.607531516633 + 0.561017353867 + 0.529620619453) / 3)
     close(s.losses["model"], 1.7337222943193047, 1e-14)
     theta = by_name(s, "model")
     close(theta["weight"], [[0.235345657362, 0.100036664207], [-0.308496490750, 0.480566376065], [0.373150833388, -0.080603040272]])  # fmt: skip
     close(theta["bias"], [0.049148738489, -0.070757767004, 0.021609028515])
-    assert len(s.model.calls) == 1 and len(s.creg.calls) == 4  # passes: local 1; C-reg 1 on u, 3 on x (14.10)
+    assert len(s.model.seen) == 1 and len(s.creg.seen) == 4  # passes: local 1; C-reg 1 on u, 3 on x (14.10)
 
 
 VARIANTS = [
@@ -203,14 +203,23 @@ def test_toy_ablations_of_table_2():
 
 def test_toy_of_the_released_loop():
     s = toy(batch(X, Y, WEAK, STRONG, ramp=8 * 1 / 20), loop="meta-pseudo", reward_sign="new-minus-old", threshold=0.44)
-    assert set(s.nets) == {"model", "creg"} and torch.equal(s.creg.calls[0].x, WEAK)
+    assert set(s.nets) == {"model", "creg"} and torch.equal(s.creg.seen[0].x, WEAK)
     close(s.losses["creg"], 1.1564913599106437, 1e-14)
     close(mean_of(s, "reward"), 0.041927645521627754, 1e-14)
     close(s.losses["model"], 1.61044983819936, 1e-14)
     close(mean_of(s, "label_ratio"), 2 / 3)
-    zs, zw, zt = s.model.calls[0].z.split([2, 3, 3])
+    _, zw, zt = s.model.seen[0].z.split([2, 3, 3])
     soft = -(zw.softmax(1) * zt.log_softmax(1)).sum(1)
     close(soft, [1.0661130384758377, 1.0822978367257634, 1.038927201434172], 1e-14)
+
+
+def test_the_released_reward_is_for_the_strong_views_own_label():
+    strong = STRONG[[2, 0, 1]]  # the chapter's toy has the same labels on both views
+    s = toy(batch(X, Y, WEAK, strong, ramp=1.0), loop="meta-pseudo", reward_sign="new-minus-old", threshold=2.0)
+    zs, zw, zt = s.model.seen[0].z.detach().split([2, 3, 3])
+    assert not torch.equal(zw.argmax(1), zt.argmax(1))
+    expected = F.cross_entropy(zs, Y) + mean_of(s, "reward") * F.cross_entropy(zt, zt.argmax(1))
+    close(s.losses["model"], expected, 1e-14)
 
 
 # -- the second-order term, the other way (14.2.5 B) -------------------------------------------------------------------
@@ -285,8 +294,15 @@ def test_meta_gradient_is_the_forward_mode_one(flow, q, norm):
         if name == "resnet":
             nets |= {"model": seeded(small_resnet, 1), "creg": seeded(small_resnet, 2), "freg": seeded(lambda: FReg(3, 7), 3).double()}  # fmt: skip
         x, y, weak, strong = data or (X, Y, WEAK, STRONG)
-        s = toy(batch(x, y, weak, strong), nets, creg_weight_grad_virtual=flow, freg_input=q, freg_normalise=norm, freg_hidden=7)
-        yhat = s.model.calls[0].z[len(x) :][: len(weak)].argmax(1)
+        s = toy(
+            batch(x, y, weak, strong),
+            nets,
+            creg_weight_grad_virtual=flow,
+            freg_input=q,
+            freg_normalise=norm,
+            freg_hidden=7,
+        )
+        yhat = s.model.seen[0].z[len(x) :][: len(weak)].argmax(1)
         fresh = Exact(copy.deepcopy(nets["creg"]))
         for k, p in fresh.weights.items():
             p.data.copy_(dict(nets["creg"].named_parameters())[k])
@@ -304,7 +320,7 @@ def test_meta_gradient_of_the_real_resnet9():
     x, y, weak, strong = pictures(3, 8, 10)
     method, s = bench(10, nets, virtual_lr=5e-4)
     method.step(s, batch(x, y, weak, strong))
-    yhat = s.model.calls[0].z[4:9].argmax(1)
+    yhat = s.model.seen[0].z[4:9].argmax(1)
     other = form_b(Exact(nets["creg"]), nets["freg"], x, y, strong, yhat, 5e-4, "through", "probs", "none")
     scale = max(float(t.abs().max()) for t in other.values())
     for k, got in by_name(s, "freg", s.moved["freg"]).items():
@@ -324,7 +340,7 @@ def test_an_indifferent_freg_trusts_everyone_by_half():
     nets = toy_modules()
     nets["freg"].outer = linear([[0, 0]], [0])
     s = toy(modules=nets, virtual_lr=0.0)
-    close(s.freg.calls[0].z, [0.5] * 3, 1e-16), close(s.freg.calls[1].z, [0.5] * 3, 1e-16)
+    close(s.freg.seen[0].z, [0.5] * 3, 1e-16), close(s.freg.seen[1].z, [0.5] * 3, 1e-16)
     nets = toy_modules()
     nets["freg"].inner = linear([[0, 0, 0], [0, 0, 0]], [0.1, -0.05])
     through, detach = (toy(modules=nets, virtual_lr=0.0, creg_weight_grad_real=f) for f in ("through", "detach"))
@@ -335,7 +351,7 @@ def test_an_indifferent_freg_trusts_everyone_by_half():
 
 def theta_gradient(s, d):
     """CE_s + mean (m + d) l at the toy's theta, by plain autograd on a plain net."""
-    net, m = toy_modules()["model"], s.freg.calls[1].z.detach()
+    net, m = toy_modules()["model"], s.freg.seen[1].z.detach()
     zt, yhat = net(STRONG), net(WEAK).argmax(1)
     loss = F.cross_entropy(net(X), Y) + ((m + d) * F.cross_entropy(zt, yhat, reduction="none")).mean()
     return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
@@ -353,7 +369,10 @@ def test_the_sign_turns_only_the_reward():
     ours, theirs = toy(), toy(reward_sign="new-minus-old")
     assert mean_of(ours, "reward") == -mean_of(theirs, "reward") != 0
     d = float(mean_of(ours, "reward"))
-    close(ours.moved["model"], theta_gradient(ours, d), 1e-14), close(theirs.moved["model"], theta_gradient(ours, -d), 1e-14)
+    (
+        close(ours.moved["model"], theta_gradient(ours, d), 1e-14),
+        close(theirs.moved["model"], theta_gradient(ours, -d), 1e-14),
+    )
     assert torch.equal(by_name(ours, "creg")["weight"], by_name(theirs, "creg")["weight"])
 
 
@@ -365,11 +384,11 @@ def test_the_order_of_unlabelled_samples_does_not_matter():
     method.step(s, batch(x, y, weak[:3], strong[:3]))
     other = bench(3, nets)[1]
     method.step(other, batch(x, y, weak[order], strong[order]))
-    close(other.freg.calls[1].z, s.freg.calls[1].z[order].detach(), 1e-12)
+    close(other.freg.seen[1].z, s.freg.seen[1].z[order].detach(), 1e-12)
     for name in s.nets:
         close(other.moved[name], s.moved[name], 1e-12)
     close(mean_of(other, "reward"), mean_of(s, "reward"), 1e-12)
-    assert all(((c.z > 0) & (c.z < 1)).all() for c in s.freg.calls)
+    assert all(((c.z > 0) & (c.z < 1)).all() for c in s.freg.seen)
 
 
 @pytest.mark.parametrize("loop", ["regulators", "meta-pseudo"])
@@ -403,8 +422,10 @@ def test_parties_that_lack_labels_or_unlabelled_data(options):
     close(s.losses["model"], loss.detach(), 1e-14)
     s = toy(batch(X, Y), **options)
     close(s.losses["model"], F.cross_entropy(net(X), Y).detach(), 1e-14)
-    if options.get("freg") or options.get("loop"):  # nothing accepted and no labels: no step
-        s = toy(batch(weak=WEAK, strong=STRONG, ramp=0.4), threshold=1.1, **options)
+    if options.get("freg") or options.get("loop"):  # nothing accepted and no labels: no step, whatever the momentum
+        method, s = bench(3, toy_modules(), threshold=1.1, **options | {"momentum": 0.9})
+        s.optimizers["model"].tensors["momentum"].fill_(1.0)
+        (method.meta_pseudo if options.get("loop") else method.step)(s, batch(weak=WEAK, strong=STRONG, ramp=0.4))
         assert torch.equal(s.model.flat.groups["parameters"], before.model.flat.groups["parameters"])
 
 
@@ -452,7 +473,9 @@ SMALL = dict(data="digits", model="small-cnn", norm="bn", clients=6, active=2, l
 
 @pytest.mark.parametrize("labels", [{}, {"labels": "some", "labelled_clients": 3, "active": 4, "label_per_class": 4}])
 def test_without_both_regulators_it_is_fixmatch(tmp_path, labels):
-    same = SMALL | labels | dict(optimizer="adam", lr=1e-3, batch=10, unlabelled_batch="match-steps:floor", threshold=0.15)
+    same = (
+        SMALL | labels | dict(optimizer="adam", lr=1e-3, batch=10, unlabelled_batch="match-steps:floor", threshold=0.15)
+    )
     ours = fallow.run(method="feddure", creg=False, freg="threshold", out=tmp_path, name="a", **same)
     theirs = fallow.run(method="fixmatch", out=tmp_path, name="b", **same)
     assert (ours.path / "model.safetensors").read_bytes() == (theirs.path / "model.safetensors").read_bytes()
@@ -469,7 +492,10 @@ def test_freg_stays_with_its_client_and_nothing_else_travels(tmp_path):
     run = at_work(tmp_path, rounds=3)
     federated, seen = run.federated, []
     merge = type(run.world.method).merge
-    run.world.method.__dict__["merge"] = lambda server, updates: (seen.extend(updates), merge(run.world.method, server, updates))[1]
+    run.world.method.__dict__["merge"] = lambda server, updates: (
+        seen.extend(updates),
+        merge(run.world.method, server, updates),
+    )[1]
     known = {}
     for number in range(3):
         federated.round(number)
@@ -483,13 +509,17 @@ def test_freg_stays_with_its_client_and_nothing_else_travels(tmp_path):
     model = models.build("small-cnn", 10, 1, "bn")
     for update in seen:
         assert list(update) == ["model"] and set(update["model"].tensors()) == set(model.state_dict())
-    first = {c: federated.world.fresh("freg", federated.world.key("random", "freg", c)).groups["parameters"] for c in known}
+    first = {
+        c: federated.world.fresh("freg", federated.world.key("random", "freg", c)).groups["parameters"] for c in known
+    }
     assert all(not torch.equal(a, b) for c, a in first.items() for e, b in first.items() if c != e)
     assert all(not torch.equal(first[c], known[c].groups["parameters"]) for c in known)
 
 
 def test_one_client_is_the_mean_and_options_reach_the_nets(tmp_path):
-    run = at_work(tmp_path, active=1, freg_state="round", freg_hidden=100, freg_lr=1e-3, reading="released", loop="regulators")
+    run = at_work(
+        tmp_path, active=1, freg_state="round", freg_hidden=100, freg_lr=1e-3, reading="released", loop="regulators"
+    )
     seen = []
     end = type(run.world.method).end
     run.world.method.__dict__["end"] = lambda party: (seen.append(end(run.world.method, party)), seen[-1])[1]
@@ -527,7 +557,15 @@ SETTINGS = [n for n in recipes() if n.startswith("feddure/") and n != "feddure/b
 @pytest.mark.parametrize("name", SETTINGS)
 def test_recipes_are_the_papers_settings(name):
     method, o = resolve(recipe(name), {})
-    assert (o.clients, o.active, o.rounds, o.model, o.batch, o.optimizer, o.weights) == (100, 5, 200, "resnet9", 10, "adam", "samples")
+    assert (o.clients, o.active, o.rounds, o.model, o.batch, o.optimizer, o.weights) == (
+        100,
+        5,
+        200,
+        "resnet9",
+        10,
+        "adam",
+        "samples",
+    )
     assert o.image.normalise == "feddure" and o.augment.labelled == "weak-zero-cutout"
     kind = {"cifar10": 50_000, "fmnist": 60_000, "cinic10": 90_000}[name.split("/")[1].split("-")[0]]
     if method is FedDure:
@@ -540,7 +578,9 @@ def test_recipes_are_the_papers_settings(name):
     if method is not FedDure:
         return
     labels = np.arange(kind) % 10
-    f = make_federation(o, SimpleNamespace(classes=range(10), train=SimpleNamespace(labels=torch.from_numpy(labels), clients=None)))
+    f = make_federation(
+        o, SimpleNamespace(classes=range(10), train=SimpleNamespace(labels=torch.from_numpy(labels), clients=None))
+    )
     x, u = [c.labelled for c in f.clients], [c.unlabelled for c in f.clients]
     assert np.array_equal(np.sort(np.concatenate(x + u)), np.arange(kind)) and len(f.dropped) == 0
     assert np.bincount(labels[np.concatenate(x)]).tolist() == [500] * 10

@@ -21,8 +21,20 @@ class Part:
 
     def __init__(self, tensors: dict[str, Tensor] | None):
         self._tensors = tensors
-        self._truth = tensors.get("_truth") if tensors else None
-        self.rows = tensors.get("rows") if tensors else None
+        self._seen: set[str] = set()
+
+    @property
+    def _truth(self) -> Tensor | None:
+        return self._optional("_truth")
+
+    @property
+    def rows(self) -> Tensor | None:
+        """Which rows are real, None if nothing was padded."""
+        return self._optional("rows")
+
+    def _optional(self, name: str) -> Tensor | None:
+        self._seen.add(name)
+        return self._tensors.get(name) if self._tensors else None
 
     def __bool__(self) -> bool:
         return self._tensors is not None
@@ -30,6 +42,7 @@ class Part:
     def __getattr__(self, name: str) -> Tensor | None:
         if self._tensors is None:
             return None
+        self._seen.add(name)
         try:
             return self._tensors[name]
         except KeyError:
@@ -58,13 +71,20 @@ class Step:
     tensors: dict[tuple[str, str], Tensor]
     absent: tuple[str, ...]
     numbers: dict[str, Tensor] = field(default_factory=dict)
+    _batch: Batch | None = None
+
+    def read(self) -> list[tuple[str, str]]:
+        """Which tensors the step's function has looked at."""
+        parts = self._batch._parts if self._batch else {}
+        return [k for k in self.tensors if k[1] in parts[k[0]]._seen]
 
     def batch(self) -> Batch:
         parts: dict[str, dict[str, Tensor]] = {}
         for (stream, name), tensor in self.tensors.items():
             parts.setdefault(stream, {})[name] = tensor
         made = {name: Part(tensors) for name, tensors in parts.items()} | {name: Part(None) for name in self.absent}
-        return Batch(made, self.numbers)
+        self._batch = Batch(made, self.numbers)
+        return self._batch
 
     def signature(self) -> tuple[Any, ...]:
         shapes = tuple((k, tuple(t.shape), t.dtype) for k, t in sorted(self.tensors.items()))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fallow.methods.state import Layout, State
+from fallow.engine.replay import Replayed
+from fallow.methods.state import HEAVY, Layout, State
 from fallow.models.norms import adopt
 
 
@@ -27,7 +28,47 @@ class NetHandle:
         self.flat = State.of(self.module, self.layout)
         self._autocast = autocast
         self._bind()
-        self.params: list[nn.Parameter] = [p for _, p in self.module.named_parameters()]
+        self.names = self.layout.names("parameters")
+        named = dict(self.module.named_parameters())
+        self.params: list[nn.Parameter] = [named[n] for n in self.names]  # type: ignore[list-item]
+        self._replayed: dict[str, Replayed] = {}
+        self.calls: list[list[Tensor]] = []  # the bf16 weights each call of this step was made with
+        self._halve(autocast is not None)
+
+    def _halve(self, wanted: bool) -> None:
+        """Under autocast, one bf16 copy of all convolutions' and linear layers' weights, cast in one piece.
+
+        The same numbers as autocast's own casts, one kernel instead of one per layer and call.
+        """
+        heavy = {id(p) for m in self.module.modules() if isinstance(m, HEAVY) for p in m.parameters(recurse=False)}
+        self._cast = sum(id(p) in heavy for p in self.params) if wanted else 0
+        entries = [e for e in self.layout.entries if e.group == "parameters"][: self._cast]
+        size = sum(e.numel for e in entries)
+        self._half = torch.zeros(size, dtype=torch.bfloat16, device=self.modes.key.device)
+        self._halves = [e.view(self._half) for e in entries]
+        self.touched()
+
+    def touched(self) -> None:
+        """The weights have changed: a bf16 copy of them is out of date."""
+        self._stale = True
+
+    def begin_step(self) -> None:
+        self.modes.begin_step()
+        self.calls.clear()
+        self.touched()
+
+    def _weights_for_call(self) -> dict[str, Tensor] | None:
+        if not self._cast:
+            return None
+        if self._stale:
+            with torch.no_grad():
+                self._half.copy_(self.flat.groups["parameters"][: len(self._half)])
+            self._stale = False
+        halves = self._halves
+        if torch.is_grad_enabled():
+            halves = [h.detach().requires_grad_() for h in halves]  # an own leaf per call: gradients add up in float32
+            self.calls.append(halves)
+        return dict(zip(self.names, halves))
 
     def _bind(self) -> None:
         owners = {name: (m, leaf) for name, m, leaf in _places(self.module)}
@@ -51,11 +92,21 @@ class NetHandle:
         """Logits, float32. Every call is a batch of its own for batch norm; `stats`: update, batch or running."""
         self.modes.stats, self.modes.rows, self.modes.parts = stats, rows, parts
         with self._autocast() if self._autocast else nullcontext():
-            if weights is None:
-                z = self.module(x)
-            else:
-                z = torch.func.functional_call(self.module, dict(weights), (x,))
+            used = self._weights_for_call() if weights is None else dict(weights)
+            z = self.module(x) if used is None else torch.func.functional_call(self.module, used, (x,))
         return z.float()
+
+    def replayed(self, stats: str) -> Replayed:
+        """This net as a function of images alone, captured on CUDA; for inference, without gradients."""
+        if stats not in self._replayed:
+
+            @torch.no_grad()
+            def call(x: Tensor) -> Tensor:
+                self.touched()  # the cast of the weights belongs into the graph
+                return self(x, stats=stats)
+
+            self._replayed[stats] = Replayed(call)
+        return self._replayed[stats]
 
     def together(self, *parts: Tensor | None, stats: str = "update", rows: Tensor | None = None) -> list[Tensor | None]:
         """One call on the concatenation; an absent part stays None."""
@@ -91,6 +142,7 @@ class NetHandle:
         for group, tensor in state.groups.items():
             if group in self.flat.groups:
                 self.flat.groups[group].copy_(tensor)
+        self.touched()
 
     @torch.no_grad()
     def follow(self, other: NetHandle, decay: float) -> None:
@@ -98,14 +150,41 @@ class NetHandle:
         for group, mine in self.flat.groups.items():
             theirs = other.flat.groups[group]
             mine.lerp_(theirs, 1 - decay) if group == "parameters" else mine.copy_(theirs)
+        self.touched()
 
-    def flatten(self, grads: tuple[Tensor | None, ...] | list[Tensor | None]) -> Tensor:
-        """Gradients as one flat tensor in the parameters' order; an unused parameter has gradient 0."""
-        pieces = []
-        for p, g in zip(self.params, grads):
-            g = torch.zeros_like(p) if g is None else g
-            pieces.append((g.permute(0, 2, 3, 1) if g.dim() == 4 else g).reshape(-1))
-        return torch.cat(pieces).float()
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What a gradient is taken for: the parameters, and the bf16 weights of this step's calls."""
+        return [*self.params, *(half for call in self.calls for half in call)]
+
+    def combine(self, grads: Sequence[Tensor | None]) -> list[Tensor]:
+        """Gradients for the leaves as one per parameter, float32; an unused parameter has gradient 0."""
+        out: list[Tensor | None] = list(grads[: len(self.params)])
+        for call in range(len(self.calls)):
+            start = len(self.params) + call * self._cast
+            for i, g in enumerate(grads[start : start + self._cast]):
+                if g is not None:
+                    old = out[i]
+                    out[i] = g.float() if old is None else old + g.float()
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, out)]
+
+    def flatten(self, grads: Sequence[Tensor | None]) -> Tensor:
+        """Gradients for the leaves as one flat tensor in the parameters' order, in few kernels."""
+        n, cast = len(self.params), self._cast
+        groups = [grads[:cast], *(grads[n + c * cast : n + (c + 1) * cast] for c in range(len(self.calls)))]
+        used = [g for g in groups if any(x is not None for x in g)] or groups[:1]
+        heavy = [_flat(g, self.params[:cast]) for g in used] if cast else []
+        pieces = [sum(heavy[1:], heavy[0])] if heavy else []
+        return torch.cat(pieces + ([_flat(grads[cast:n], self.params[cast:])] if cast < n else []))
+
+
+def _flat(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
+    pieces = []
+    for p, g in zip(like, grads):
+        g = torch.zeros_like(p) if g is None else g
+        pieces.append((g.permute(0, 2, 3, 1) if g.dim() == 4 else g).reshape(-1))
+    mixed = len({x.dtype for x in pieces}) > 1
+    return torch.cat([x.float() for x in pieces] if mixed else pieces).float()
 
 
 def _places(module: nn.Module) -> Any:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from fallow.engine.keep import Keep
 from fallow.engine.pack import size
-from fallow.engine.party import SERVER, Job, Outcome, Tally
+from fallow.engine.party import LARGE, SERVER, Job, Outcome, Tally
 from fallow.engine.schedule import Schedule
 from fallow.engine.server import Server
 from fallow.engine.statistics import static
@@ -187,7 +187,9 @@ class Federated:
         """Accuracy and loss on the whole test set, in file order."""
         w, net = self.world, self._inference
         net.load(state)
-        logits = self.executor.infer(lambda a, b: net(w.test_batch(a, b), stats="running"), len(w.test_labels), self.o.eval_batch)
+        fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
+        call = net.replayed("running")
+        logits = self.executor.infer(lambda a, b: call(w.test_batch(a, b)).clone(), len(w.test_labels), fixed)
         right = (logits.argmax(1) == w.test_labels).double().mean()
         loss = F.cross_entropy(logits.double(), w.test_labels)
         return {"accuracy": float(right), "test_loss": float(loss)}

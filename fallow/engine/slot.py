@@ -52,24 +52,23 @@ class Slot:
     def descend(self, loss: Tensor, *nets: NetHandle, when: Tensor | None = None, retain: bool = False) -> None:
         """Gradient of the loss for these nets (default: all trained ones), then prox, clip, optimiser step."""
         chosen = nets or tuple(self.nets[n] for n in self.optimizers)
-        params = [p for net in chosen for p in net.params]
-        grads = torch.autograd.grad(loss, params, retain_graph=retain, allow_unused=True)
+        leaves = [net.leaves for net in chosen]
+        grads = torch.autograd.grad(loss, [p for ps in leaves for p in ps], retain_graph=retain, allow_unused=True)
         start = 0
-        for net in chosen:
-            stop = start + len(net.params)
-            self._apply_flat(net, net.flatten(grads[start:stop]), when)
-            start = stop
+        for net, own in zip(chosen, leaves):
+            self._apply_flat(net, net.flatten(grads[start : start + len(own)]), when)
+            start += len(own)
 
     def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False) -> dict[str, Tensor]:
         """The gradient by name, a graph on request (virtual steps)."""
-        grads = torch.autograd.grad(loss, net.params, create_graph=create_graph, allow_unused=True)
-        names = [n for n, _ in net.module.named_parameters()]
-        return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, net.params, grads)}
+        grads = torch.autograd.grad(loss, net.leaves, create_graph=create_graph, allow_unused=True)
+        return dict(zip(net.names, net.combine(grads)))
 
     def apply(self, net: NetHandle, grads: dict[str, Tensor], when: Tensor | None = None) -> None:
         """The optimiser's step with given gradients."""
-        names = [n for n, _ in net.module.named_parameters()]
-        self._apply_flat(net, net.flatten([grads[n].detach() for n in names]), when)
+        calls, net.calls = net.calls, []
+        self._apply_flat(net, net.flatten([grads[n].detach() for n in net.names]), when)
+        net.calls = calls
 
     @torch.no_grad()
     def _apply_flat(self, net: NetHandle, g: Tensor, when: Tensor | None) -> None:
@@ -82,6 +81,7 @@ class Slot:
         if pulled and self.o.prox_mode == "decoupled":
             pull = self.lr[name] * self.prox * (w - self.reference)
             w.sub_(pull if when is None else torch.where(when, pull, torch.zeros_like(pull)))
+        net.touched()
 
     @torch.no_grad()
     def log(self, rows: Tensor | None = None, **values: Any) -> None:

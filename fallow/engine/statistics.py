@@ -87,13 +87,16 @@ class _Batches:
 # -- how ---------------------------------------------------------------------------------------------------------------
 def cumulative(net: NetHandle, batches: Iterable[Tensor]) -> None:
     """What the authors ran: layers normalise batch by batch, every batch weighs the same, variances are unbiased."""
-    norms = _norms(net)
+    norms, found = _norms(net), net.flat.groups["statistics"]
     momenta = [m.momentum for m in norms]
     tracks, net.modes.tracks = net.modes.tracks, True
+    for m in norms:
+        m.momentum = 1.0  # after a call the running statistics are that batch's own
+    total, number = torch.zeros_like(found, dtype=torch.float64), 0
     for number, x in enumerate(batches, start=1):
-        for m in norms:
-            m.momentum = 1.0 / number
-        net(x, stats="update")
+        net.replayed("update")(x)
+        total += found
+    found.copy_(total / number)
     net.modes.tracks = tracks
     for m, momentum in zip(norms, momenta):
         m.momentum = momentum

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # what autocast computes in bf16
 GROUPS = ("parameters", "statistics", "counters")
 
 
@@ -54,7 +55,11 @@ class Layout:
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
+    """Parameters, those of convolutions and linear layers first (so that they are one piece to cast); then buffers."""
+    heavy = {id(p) for m in module.modules() if isinstance(m, HEAVY) for p in m.parameters(recurse=False)}
+    named = list(module.named_parameters())
+    yield from (pair for pair in named if id(pair[1]) in heavy)
+    yield from (pair for pair in named if id(pair[1]) not in heavy)
     persistent = module.state_dict(keep_vars=True)
     yield from ((name, b) for name, b in module.named_buffers() if name in persistent)
 

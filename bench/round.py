@@ -1,0 +1,93 @@
+"""Seconds per round, with the share of each phase, in three papers' settings on CIFAR-10-sized data.
+
+    python -m bench.round [--only semifl fedloke feddb] [--rounds 6] [--tiny] [--out FILE.json]
+
+Images are random (time, not accuracy, is measured); every sample passes the threshold. Client sizes do not divide by
+the batch, as in real splits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fallow
+from fallow.data.sources import Source, Split
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "semifl": dict(
+        method="semifl", model="wrn-28-2", labels="server", label_count=4040, clients=100, active=10, epochs=5, batch=10,
+        server_batch=250, server_epochs=5, lr=0.03, weight_decay=5e-4, clip=1.0, schedule="cosine", threshold=0.0,
+        augment={"strong": "ra-semifl"},
+    ),
+    "fedloke": dict(
+        method="fedloke", model="resnet9", labels="clients", label_ratio=0.05, clients=50, active=20,
+        partition="dirichlet-equal:0.5", batch=32, lr=0.01, augment={"strong": "ra-torchvision"},
+    ),
+    "feddb": dict(
+        method="feddb", model="wrn-28-2", labels="clients", label_count=4000, clients=100, active=10, epochs=5,
+        labelled_as_unlabelled=True, lr=0.03, weight_decay=5e-4, clip=1.0, schedule="cosine", threshold=0.0,
+        augment={"strong": "ra-semifl"}, partition="iid",
+    ),
+}  # fmt: skip
+
+
+def random_source(train: int, test: int, size: int = 32) -> Source:
+    generator = torch.Generator().manual_seed(0)
+
+    def split(n: int) -> Split:
+        images = torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, generator=generator)
+        return Split(images, torch.arange(n) % 10)
+
+    return Source("cifar10", tuple("0123456789"), split(train), split(test), True)
+
+
+def measure(name: str, rounds: int, tiny: bool, **extra: Any) -> dict[str, Any]:
+    keys = SETTINGS[name] | {"rounds": rounds, "checkpoint_every": 10**6} | extra
+    if tiny:
+        keys |= {"model": "small-cnn", "norm": "bn", "clients": 10, "active": 2}
+        if "label_count" in keys:
+            keys["label_count"] = 100
+    source = random_source(1000, 200) if tiny else random_source(50_000, 10_000)
+    with tempfile.TemporaryDirectory() as out:
+        rows = fallow.run(data=source, out=out, **keys).metrics
+    settled = rows[len(rows) // 2 :]  # graphs are captured in the first rounds
+    phases = {k: sum(r["seconds"].get(k, 0.0) for r in settled) / len(settled) for k in settled[-1]["seconds"]}
+    return {"setting": name, "seconds": phases.pop("round"), "phases": phases, "first": rows[0]["seconds"]["round"]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=list(SETTINGS))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--tiny", action="store_true", help="small sizes, to try the script")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--set", nargs="*", default=[], help="further key=value")
+    args = parser.parse_args()
+    from fallow.config import parse_pairs
+
+    results = []
+    for name in args.only:
+        try:
+            results.append(measure(name, args.rounds, args.tiny, **parse_pairs(args.set)))
+        except Exception as e:  # a bench goes on with the next setting
+            import traceback
+
+            traceback.print_exc()
+            print(f"{name}: {type(e).__name__}: {e}", flush=True)
+            continue
+        r = results[-1]
+        shares = "  ".join(f"{k} {v:.3f}" for k, v in r["phases"].items())
+        print(f"{name:8s} {r['seconds']:.3f} s a round ({shares}); first round {r['first']:.1f} s", flush=True)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    if args.out:
+        args.out.write_text(json.dumps({"device": device, "torch": torch.__version__, "results": results}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

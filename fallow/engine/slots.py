@@ -1,0 +1,196 @@
+"""Runs parties side by side on a CUDA device: a stream per slot, steps captured once and replayed.
+
+A slot's step is a graph per (step function, batch signature), captured at its third use; one-off sizes run eagerly
+with the same function. Slots are driven step-major, and a slot whose party is done takes the next one. Nothing a
+party computes depends on its slot, so the result equals eager.py's.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fallow.engine.feed import Step
+from fallow.engine.party import Job, Outcome, run_step, work
+from fallow.engine.slot import Slot
+from fallow.engine.world import World
+
+CAPTURE_AT = 3  # uses of a signature in a slot
+MOST_GRAPHS = 24  # kept per slot
+MOST_SLOTS = 32
+
+
+@dataclass
+class Graph:
+    """A captured step, its input buffers, and which of them it reads."""
+
+    graph: torch.cuda.CUDAGraph
+    step: Step
+    read: list[tuple[str, str]]
+
+    def replay(self, step: Step) -> None:
+        sources = [step.tensors[k] for k in self.read] + [step.numbers[k] for k in self.step.numbers]
+        targets = [self.step.tensors[k] for k in self.read] + [self.step.numbers[k] for k in self.step.numbers]
+        for kind in {t.dtype for t in targets}:
+            chosen = [i for i, t in enumerate(targets) if t.dtype == kind]
+            torch._foreach_copy_([targets[i] for i in chosen], [sources[i] for i in chosen])
+        self.graph.replay()
+
+
+class CapturedSlot:
+    """A slot with a stream of its own and its graphs, which share one memory pool since they never run at once."""
+
+    def __init__(self, world: World, capture: bool):
+        self.stream = torch.cuda.Stream()
+        self.slot = Slot(world)
+        self.capture = capture
+        self.graphs: OrderedDict[Any, Graph] = OrderedDict()
+        self.uses: dict[Any, int] = {}
+        self.pool = torch.cuda.graph_pool_handle()
+        self.world = world
+
+    def make(self, step: Step) -> None:
+        signature = step.signature()
+        if signature in self.graphs:
+            self.graphs.move_to_end(signature)
+            self.graphs[signature].replay(step)
+            self._weights_moved()
+            return
+        uses = self.uses[signature] = self.uses.get(signature, 0) + 1
+        if not self.capture or uses < CAPTURE_AT:
+            run_step(self.slot, step)
+            return
+        self.graphs[signature] = self._captured(step)
+        if len(self.graphs) > MOST_GRAPHS:
+            self.graphs.popitem(last=False)
+        self.graphs[signature].replay(step)
+        self._weights_moved()
+
+    def _weights_moved(self) -> None:
+        for net in self.slot.nets.values():
+            net.touched()
+
+    def _captured(self, step: Step) -> Graph:
+        """Captures a step on copies of its inputs; nothing is executed, so nothing the slot holds changes."""
+        own = Step(
+            step.function,
+            {k: t.clone(memory_format=torch.preserve_format) for k, t in step.tensors.items()},
+            step.absent,
+            {k: t.clone() for k, t in step.numbers.items()},
+        )
+        graph = torch.cuda.CUDAGraph()
+        self.stream.synchronize()
+        collecting = gc.isenabled()
+        gc.disable()  # a tensor freed by the collector in the middle of a capture would spoil it
+        try:
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                run_step(self.slot, own)
+            finally:
+                graph.capture_end()
+        finally:
+            if collecting:
+                gc.enable()
+            for net in self.slot.nets.values():
+                net.calls.clear()
+        return Graph(graph, own, own.read())
+
+
+@dataclass
+class Working:
+    """A party at work in a slot."""
+
+    position: int
+    slot: CapturedSlot
+    steps: Iterator[Any]
+    waiting: torch.cuda.Event | None = None
+    outcome: Outcome | None = field(default=None)
+
+
+class Slots:
+    """Carries out a round's jobs in slots on one CUDA device."""
+
+    def __init__(self, world: World, say: Callable[[str], None] = lambda _: None):
+        self.world, self.say = world, say
+        self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
+        self.slots: list[CapturedSlot] = []
+        self._graphs: dict[Any, Any] = {}
+
+    def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        while True:
+            try:
+                return self._run(jobs)
+            except torch.OutOfMemoryError:
+                fewer = max(1, min(self.limit, len(self.slots)) // 2)
+                if fewer >= self.limit:
+                    raise
+                self.say(f"the device is out of memory with {min(self.limit, len(self.slots))} slots; going on with {fewer}")
+                self.limit = fewer
+                torch.cuda.synchronize()
+                self.slots.clear()
+                gc.collect()
+                torch.cuda.empty_cache()
+
+    def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        wanted = min(self.limit, len(jobs))
+        while len(self.slots) < wanted:
+            if self.slots and not self._room():
+                self.limit = len(self.slots)
+                break
+            self.slots.append(CapturedSlot(self.world, self.world.options.capture and self.world.method.captured))
+        self.world.sharing = max(1, len(self.slots))
+        main = torch.cuda.current_stream()
+        queue, outcomes = deque(enumerate(jobs)), [None] * len(jobs)
+        free = list(reversed(self.slots))
+        for slot in self.slots:
+            slot.stream.wait_stream(main)
+        working: list[Working] = []
+        while queue or working:
+            while queue and free:
+                position, job = queue.popleft()
+                slot = free.pop()
+                working.append(Working(position, slot, work(self.world, slot.slot, job)))
+            for w in list(working):
+                with torch.cuda.stream(w.slot.stream):
+                    done = self._advance(w)
+                if done:
+                    outcomes[w.position] = w.outcome  # type: ignore[call-overload]
+                    working.remove(w)
+                    free.append(w.slot)
+        for slot in self.slots:
+            main.wait_stream(slot.stream)
+        return outcomes  # type: ignore[return-value]
+
+    def _advance(self, w: Working) -> bool:
+        """One step of a party, if it need not wait; true when its work is done."""
+        if w.waiting is not None:
+            if not w.waiting.query():
+                return False
+            w.waiting = None
+        try:
+            item = next(w.steps)
+        except StopIteration as end:
+            w.outcome = end.value
+            return True
+        if isinstance(item, Step):
+            w.slot.make(item)
+        else:
+            w.waiting = item
+        return False
+
+    def _room(self) -> bool:
+        """Whether another slot is likely to fit: twice what the slots so far took on average must be free."""
+        free, total = torch.cuda.mem_get_info()
+        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        used = torch.cuda.memory_allocated() / max(1, len(self.slots))
+        return free > 2 * used and free > 0.05 * total
+
+    # -- inference -------------------------------------------------------------------------------------------------------
+    def infer(self, function: Callable[[int, int], Tensor], count: int, batch: int) -> Tensor:
+        return torch.cat([function(s, min(s + batch, count)) for s in range(0, count, batch)])

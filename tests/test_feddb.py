@@ -1,0 +1,268 @@
+"""FedDB against the worked numbers and invariants of methods chapter 15."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fallow.engine.eager import Eager
+from fallow.engine.feed import Part
+from fallow.engine.keep import Keep
+from fallow.engine.party import Job, Party
+from fallow.engine.round import Federated
+from fallow.engine.server import Server
+from fallow.engine.slot import Slot
+from fallow.engine.world import World
+from fallow.methods import feddb
+from fallow.methods.base import Update, Updates
+from fallow.methods.feddb import FedDB, cuts
+from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.labelling import debiased, hard, mean_prediction
+from fallow.methods.state import State
+from fallow.runs import prepare
+from fallow.runs.settings import resolve
+
+CPU = torch.device("cpu")
+SMALL = {
+    "labels": "clients", "label_count": 60, "clients": 4, "unlabelled_ratio": 0.15, "rounds": 3, "epochs": 3, "norm": "bn",
+    "slots": 1, "device": "cpu",
+}  # fmt: skip
+
+
+def federated(tmp: Path, **keys: Any) -> Federated:
+    method, options, source, federation = prepare(None, SMALL | {"method": "feddb"} | keys)
+    world = World(options, method(options, len(source.classes)), source, federation)
+    return Federated(world, Eager(world), Keep(tmp, 1e9, world.layouts(), CPU))
+
+
+def rounds(f: Federated, n: int = 2) -> list[dict[str, Any]]:
+    return [f.round(i) for i in range(n)]
+
+
+def outcomes(f: Federated, number: int = 0) -> list[Any]:
+    f.server.draw(number)
+    f.server.sent = f.server.model
+    return f.executor.run(f._jobs(beside=False))
+
+
+def parameters(f: Federated) -> torch.Tensor:
+    return f.server.model.groups["parameters"]
+
+
+def method(**keys: Any) -> FedDB:
+    return FedDB(FedDB.Options(method="feddb", **keys), 3)
+
+
+# -- 15.3: the client ----------------------------------------------------------------------------------------------------
+def test_mean_prediction_over_a_round() -> None:
+    means = [(0.7, 0.2, 0.1), (0.8, 0.1, 0.1), (0.5, 0.3, 0.2), (0.6, 0.3, 0.1), (0.4, 0.4, 0.2)]
+    want = [(0.65, 0.25, 0.1), (0.725, 0.175, 0.1), (0.6125, 0.2375, 0.15), (0.60625, 0.26875, 0.125), (0.503125, 0.334375, 0.1625)]
+    for padded in (False, True):
+        s = SimpleNamespace(prior=torch.tensor([0.6, 0.3, 0.1]))
+        for p, after in zip(means, want):
+            z = torch.tensor(p).log().repeat(2, 1) + torch.tensor([[0.0], [5.0]])
+            rows = None
+            if padded:
+                z, rows = torch.cat([z, torch.tensor([[9.0, 0, 0]])]), torch.tensor([True, True, False])
+            s.model = lambda x, z=z, **_: z
+            method().refresh(s, SimpleNamespace(u=SimpleNamespace(weak=torch.zeros(len(z), 1), rows=rows)))
+            assert s.prior.tolist() == pytest.approx(after, abs=1e-6)
+
+
+PRIOR = torch.tensor([0.6, 0.3, 0.1])
+TABLE = [  # p, debiased p, accepted
+    ((0.90, 0.06, 0.04), (0.714286, 0.095238, 0.190476), False),
+    ((0.97, 0.02, 0.01), (0.906542, 0.037383, 0.056075), False),
+    ((0.995, 0.004, 0.001), (0.986125, 0.007929, 0.005946), True),
+    ((0.05, 0.05, 0.90), (0.009009, 0.018018, 0.972973), True),
+    ((0.30, 0.20, 0.50), (0.081081, 0.108108, 0.810811), False),
+]
+
+
+def test_debiased_labels() -> None:
+    p = torch.tensor([row[0] for row in TABLE])
+    z = debiased(p.log() + 3.0, PRIOR)
+    assert torch.allclose(z.softmax(1), torch.tensor([row[1] for row in TABLE]), atol=1e-6)
+    label, sure = hard(z, 0.95)
+    assert sure.tolist() == [row[2] for row in TABLE]
+    assert label[sure].tolist() == [0, 2]
+    assert hard(p.log(), 0.95)[1].tolist() == [False, True, True, False, False]
+    assert torch.allclose(debiased(p.log(), torch.full((3,), 1 / 3)).softmax(1), p, atol=1e-6)
+    assert torch.allclose(debiased(p.log(), 7 * PRIOR).softmax(1), z.softmax(1), atol=1e-6)
+    assert bool(torch.isfinite(debiased(p.log(), torch.tensor([0.7, 0.3, 0.0]))).all())
+
+
+def test_ratios_average_to_one() -> None:
+    z = torch.from_numpy(np.random.default_rng(0).normal(size=(200, 5)))
+    assert torch.allclose((z.softmax(1) / mean_prediction(z)).mean(0), torch.ones(5, dtype=torch.float64))
+    assert torch.allclose(hard(torch.tensor([[2.0, 2.0, 0.0]]), 0.0)[0], torch.tensor([0]))  # ties: the lowest
+
+
+def test_normaliser_of_the_unlabelled_loss() -> None:
+    """N_u = 500, 50 accepted, the sum of their losses 100."""
+    z = torch.zeros(50, 3)
+    z[:, 0] = float(np.log(2 / (np.exp(2.0) - 1)))  # cross-entropy of class 0 is 2
+
+    class Slot:
+        def model(self, x: Any, **_: Any) -> torch.Tensor:
+            return z
+
+        def descend(self, loss: torch.Tensor) -> None:
+            self.loss = float(loss)
+
+        def log(self, **_: Any) -> None: ...
+
+    u = SimpleNamespace(strong=z, weak=z, rows=None, y=torch.zeros(50, dtype=torch.int64))
+    for reduction, want in {"selected": 2.0, "all": 0.2}.items():
+        s = Slot()
+        method(reduction=reduction, average="mean").step(s, SimpleNamespace(x=Part(None), u=u, share=torch.tensor(50 / 500)))
+        assert s.loss == pytest.approx(want, abs=1e-6)
+
+
+def test_inference_batches() -> None:
+    assert cuts(500, True) == [250, 250] and cuts(20, True) == [20]
+    assert cuts(510, False) == [250, 250, 10] and cuts(510, True) == [250, 260] and cuts(532, True) == [250, 250, 32]
+
+
+def test_shuffled_order_answers_in_stored_order(tmp_path: Path) -> None:
+    f = federated(tmp_path, app_u_order="shuffled", unlabelled_ratio=1.0, clients=2)
+    party = SimpleNamespace(
+        unlabelled=Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model}, {})).unlabelled,
+        model=None, rng=lambda _: np.random.default_rng(1), seen=[],
+    )  # fmt: skip
+
+    def predict(net: Any, samples: Any, view: str, batch: int) -> torch.Tensor:
+        party.seen.append(len(samples))
+        return torch.from_numpy(samples.index)[:, None].float()
+
+    party.predict = predict
+    n = len(party.unlabelled)
+    assert f.method.predictions(party)[:, 0].tolist() == list(range(n))
+    assert party.seen == cuts(n, True) and len(party.seen) > 1
+
+
+# -- rounds --------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("keys", [{}, {"app_u_over": "all"}])
+def test_filling_up_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]) -> None:
+    runs = []  # one round: in later ones a rounding error may tip a ReLU or a maximum, padded or not
+    for pad in (64, 1):
+        monkeypatch.setattr(feddb, "PAD", pad)
+        f = federated(tmp_path / str(pad), threshold=0.12, **keys)
+        row = rounds(f, 1)[0]
+        assert 0 < row["label_ratio"] < 1
+        runs.append((parameters(f), torch.tensor(row["beta"]), torch.tensor(row["prior"])))
+    for a, b in zip(*runs):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_without_debiasing_it_is_fixmatch(tmp_path: Path) -> None:
+    """Labels once a round, whole sets, mean over the accepted: the same from FixMatch's file (group norm, tau 0)."""
+    keys = {"norm": "gn", "threshold": 0.0, "weights": "uniform"}
+    f = federated(tmp_path / "a", debias=False, average="mean", server_momentum=0.0, optimizer_state="reset", **keys)
+    g = federated(tmp_path / "b", method="fixmatch", labeller="received", unlabelled_batch="full", reduction="selected",
+                  labelled_as_unlabelled=True, **keys)  # fmt: skip
+    for row, other in zip(rounds(f), rounds(g)):
+        assert row["loss"] == pytest.approx(other["loss"], abs=1e-4)
+    assert torch.allclose(parameters(f), parameters(g), atol=1e-5)
+    h = federated(tmp_path / "c", debias=True, average="mean", server_momentum=0.0, optimizer_state="reset", **keys)
+    rounds(h)
+    assert not torch.allclose(parameters(f), parameters(h), atol=1e-3)
+
+
+def test_nothing_accepted_is_fedavg(tmp_path: Path) -> None:
+    """15.11.8, bit for bit; and the mean prediction that is sent is the one of the start."""
+    f = federated(tmp_path / "a", threshold=1.1, average="mean")
+    g = federated(tmp_path / "b", method="fedavg", batch=64, labelled_as_unlabelled=True, weights="uniform",
+                  statistics="batch", optimizer_state="keep", server_momentum=0.5)  # fmt: skip
+    rounds(f), rounds(g)
+    assert torch.equal(parameters(f), parameters(g))
+    h = federated(tmp_path / "c", threshold=1.1, average="dma")
+    party = Party(h.world, Slot(h.world), Job(0, 0, {"model": h.server.model}, {}))
+    party.slot.load({"model": h.server.model}, {}, 0.0)
+    h.method.begin(party)
+    sent = next(o.update for o in outcomes(h) if o.party == 0)
+    assert torch.equal(sent["prior"], party.prior)
+
+
+def test_steps_and_priors(tmp_path: Path) -> None:
+    """15.11.1, .9: as many steps as epochs where something is accepted; what is sent sums to 1."""
+    f = federated(tmp_path, threshold=0.0, epochs=5)
+    for o in outcomes(f):
+        assert o.steps == 5
+        assert float(o.update["prior"].sum()) == pytest.approx(1, abs=1e-5) and bool((o.update["prior"] >= 0).all())
+    f = federated(tmp_path, threshold=1.1, epochs=5, label_count=400, clients=2)
+    assert [o.steps for o in outcomes(f)] == [5 * -(-200 // 64)] * 2
+    f = federated(tmp_path, threshold=1.1, epochs=5, label_count=400, clients=2, empty_mask="full-batch")
+    assert [o.steps for o in outcomes(f)] == [5, 5]
+
+
+def test_weak_pass_changes_no_number(tmp_path: Path) -> None:
+    """15.11.12: the plain mean makes no weak pass; equal weights by DMA do."""
+    f = federated(tmp_path / "a", threshold=0.0, average="mean")
+    g = federated(tmp_path / "b", threshold=0.0, average="dma", dma_steps=0)
+    up = [rounds(f)[-1]["bytes_up"], rounds(g)[-1]["bytes_up"]]
+    assert torch.equal(parameters(f), parameters(g))
+    assert up[1] - up[0] == 4 * 4 * 10  # 4 clients, 10 float32
+
+
+def test_average(tmp_path: Path) -> None:
+    """15.11.11: without server momentum the model is the weighted sum; the weights are logged and belong to the priors."""
+    f = federated(tmp_path, threshold=0.0, server_momentum=0.0, dma="simplex", partition="dirichlet-capped:0.3,min_size=1")
+    found = sorted(outcomes(f), key=lambda o: o.party)
+    row = f.round(0)
+    beta = torch.tensor(row["beta"], dtype=torch.float64)
+    want = sum(b * o.update["model"].groups["parameters"].double() for b, o in zip(beta, found))
+    assert torch.allclose(parameters(f).double(), want, atol=1e-7)
+    P = torch.stack([o.update["prior"] for o in found]).double()
+    assert torch.allclose(torch.tensor(row["prior"], dtype=torch.float64), P.T @ beta, atol=1e-6)
+    assert row["residual"] == pytest.approx(float((P.T @ beta - 0.1).norm()), abs=1e-6)
+    assert row["residual"] <= row["residual_uniform"]
+    assert torch.equal(mean([found[0].update], weights=[0.3]).groups["parameters"], found[0].update["model"].groups["parameters"])
+
+
+def test_server_momentum() -> None:
+    net = torch.nn.Linear(1, 1, bias=False)
+
+    def state(x: float) -> State:
+        torch.nn.init.constant_(net.weight, x)
+        return State.of(net)
+
+    server = Server(SimpleNamespace(options=SimpleNamespace(server_lr=1.0, server_momentum=0.5)))  # type: ignore[arg-type]
+    w, seen = 1.0, []
+    for average in (0.8, 0.7, 0.7):
+        server["model"] = server.sent = state(w)
+        updates = Updates(Update(model=state(average), prior=torch.full((3,), 1 / 3)) for _ in range(2))
+        method().merge(server, updates)
+        w = float(server.model["weight"])
+        seen.append(w)
+    assert seen == pytest.approx([0.8, 0.6, 0.6])
+
+
+def test_who_holds_what(tmp_path: Path) -> None:
+    """15.11.10: a client's unlabelled set is its own unlabelled and labelled samples, labelled ones first."""
+    f = federated(tmp_path, unlabelled_ratio=1.0, partition="dirichlet-capped:0.3,min_size=1").world.federation
+    seen = np.concatenate([c.unlabelled for c in f.clients])
+    assert len(np.unique(seen)) == len(seen)
+    assert all(np.array_equal(c.unlabelled[: len(c.labelled)], c.labelled) for c in f.clients)
+
+
+def test_labels_at_some_clients(tmp_path: Path) -> None:
+    f = federated(tmp_path, labels="some", labelled_clients=2, threshold=0.0)
+    assert rounds(f)[1]["clients"] == 4
+    f = federated(tmp_path, labels="some", labelled_clients=2, threshold=1.1)
+    idle = [o for o in outcomes(f) if not o.steps]
+    assert len(idle) == 2 and all(torch.equal(o.update["model"].groups["parameters"], parameters(f)) for o in idle)
+
+
+def test_readings() -> None:
+    _, o = resolve({}, {"method": "feddb", "reading": "paper"})
+    assert (o.dma, o.app_u_over, o.reduction, o.empty_mask) == ("paper-loop", "all", "all", "full-batch")
+    assert (o.optimizer_state, o.server_momentum, o.schedule, o.augment.strong) == ("reset", 0.0, "constant", "ra-fixmatch")
+    _, o = resolve({}, {"method": "feddb", "reading": "released"})
+    assert (o.dma, o.app_u_over, o.reduction, o.server_momentum, o.statistics) == ("code", "accepted", "selected", 0.5, "batch")
+    assert o.labelled_as_unlabelled and o.batch == "full"

@@ -1,0 +1,358 @@
+"""FedLoKe: the worked numbers and invariants of methods chapter 12, and a run against a plain-torch one."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fallow import models
+from fallow.data.samples import Samples
+from fallow.engine.feed import Batch, Part
+from fallow.errors import UserError
+from fallow.methods.fedloke import FedLoKe
+from fallow.methods.parts.losses import entropy, kl
+from fallow.methods.state import State
+from fallow.runs import Run, prepare
+from fallow.runs.folder import RunFolder
+
+SMALL = {"method": "fedloke", "clients": 4, "active": 2, "label_count": 80, "batch": 16, "steps": 2, "rounds": 3, "slots": 1, "device": "cpu"}
+
+
+def federated(path, kind=None, **keys):
+    method, options, source, federation = prepare(None, SMALL | keys)
+    path.mkdir(exist_ok=True)
+    return Run(RunFolder(path), kind or method, options, source, federation).federated
+
+
+def same(a: State, b: State) -> bool:
+    return a.groups.keys() == b.groups.keys() and all(torch.equal(a.groups[g], b.groups[g]) for g in a.groups)
+
+
+# -- 12.3: the worked step -----------------------------------------------------------------------------------------------
+class Answers:
+    """A net that gives prepared logits, whatever it sees."""
+
+    def __init__(self, *logits):
+        self.logits = [torch.tensor(z, dtype=torch.float32).requires_grad_() for z in logits]
+        self.asked = 0
+
+    def __call__(self, x, **_):
+        self.asked += 1
+        return self.logits[self.asked - 1]
+
+
+class Bench:
+    """A slot that keeps the loss. Answers come in the order labelled, weak, strong."""
+
+    def __init__(self, labelled=True):
+        first = 0 if labelled else 1
+        self.personal = Answers(*[[[1, 0, 0], [0, 2, 0]], [[6, 0, 0], [1, 0.5, 0]], [[2, 1, 0], [0, 1, 0]]][first:])
+        self.model = Answers(*[[[0, 0, 1], [1, 1, 0]], [[2, 0, 0], [0, 7, 0]], [[3, 0, 1], [2, 2, 0]]][first:])
+        self.sure, self.logged = {}, {}
+
+    def descend(self, loss, *nets):
+        self.loss = loss
+
+    def judge(self, part, label, sure, name="label"):
+        self.sure[name] = sure.tolist()
+
+    def log(self, **values):
+        self.logged |= values
+
+
+IMAGES = torch.zeros(2, 1)
+
+
+def step(round=0, x=True, u=True, **options):
+    bench = Bench(labelled=x)
+    views = {"weak": IMAGES, "strong": IMAGES}
+    parts = {"x": Part(views | {"y": torch.tensor([0, 1])} if x else None), "u": Part(views if u else None)}
+    ramp = torch.tensor(min(1.0, round / 200))
+    FedLoKe(FedLoKe.Options(**options), 3).step(bench, Batch(parts, {"ramp": ramp}))
+    return bench
+
+
+def test_worked_step():
+    bench = step()
+    assert bench.logged["entropy_local"].tolist() == pytest.approx([0.034543, 1.020191], abs=1e-6)
+    assert bench.logged["entropy_global"].tolist() == pytest.approx([0.665573, 0.014565], abs=1e-6)
+    assert bench.sure == {"label": [True, False], "global_label": [False, True]}
+    for round, local, shared in ((0, 0.395495, 1.206720), (50, 0.462832, 1.225174), (200, 0.664845, 1.280537)):
+        assert step(round).loss.item() == pytest.approx(local + shared, abs=2e-6)
+    alone = step(200, global_pseudo_label=False)
+    assert alone.loss.item() == pytest.approx(0.395495 + 1.280537, abs=2e-6)
+    assert alone.personal.asked == 2
+    unlabelled = step(200, x=False)
+    assert unlabelled.loss.item() == pytest.approx(0.073818 + 0.269350, abs=2e-6)
+    assert step(200, u=False).loss.item() == pytest.approx(0.395495 + 1.206720, abs=2e-6)
+
+
+def test_kl_is_from_teacher_to_student():
+    teacher, student = torch.tensor([[0.0, 7, 0]]).softmax(1), torch.tensor([[0.0, 1, 0]])
+    assert kl(teacher, student).item() == pytest.approx(0.538700, abs=1e-6)
+    q, p = teacher[0].tolist(), student.softmax(1)[0].tolist()
+    by_hand = sum(a * math.log(a / (b + 1e-8) + 1e-8) for a, b in zip(q, p))  # the released form
+    assert kl(teacher, student).item() == pytest.approx(by_hand, abs=1e-6)
+    assert kl(teacher, teacher.log()).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_entropy_for_scale():
+    for classes, top in ((2, 0.9795), (10, 0.9867), (100, 0.9902), (200, 0.9909)):
+        p = torch.full((1, classes), (1 - top) / (classes - 1), dtype=torch.float64)
+        p[0, 0] = top
+        assert entropy(p).item() == pytest.approx(0.1, abs=5e-4)
+
+
+def test_gradients_do_not_cross():
+    bench = step(200)
+    labelled, labelling, strong = bench.model.logits
+    _, own_labelling, own_strong = bench.personal.logits
+    got = torch.autograd.grad(bench.loss, (labelled, labelling, strong, own_labelling, own_strong), allow_unused=True)
+    assert got[1] is None and got[3] is None
+    q = own_labelling.detach().softmax(1)[0]
+    expected = torch.stack([(strong.detach().softmax(1)[0] - q) / 2, torch.zeros(3)])
+    assert torch.allclose(got[2], expected, atol=1e-6), "d KL / d student logits, mean over the whole batch"
+
+
+def test_thresholds_at_the_ends():
+    assert step(200, entropy=0.0).loss.item() == pytest.approx(0.395495 + 1.206720, abs=2e-6)
+    every = step(200, entropy=1.2)
+    assert every.sure == {"label": [True, True], "global_label": [True, True]}
+    z = {n: [a.detach() for a in getattr(every, n).logits] for n in ("personal", "model")}
+    crossed = [F.kl_div(z[s][2].log_softmax(1), z[t][1].softmax(1), reduction="batchmean") for t, s in (("personal", "model"), ("model", "personal"))]
+    assert every.loss.item() == pytest.approx(0.395495 + 1.206720 + sum(crossed).item(), abs=2e-6)
+
+
+# -- 12.3 step 0: fusion ---------------------------------------------------------------------------------------------------
+class Tiny(nn.Module):
+    def __init__(self, weight, variance, count):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([weight]))
+        self.register_buffer("running_var", torch.tensor([variance]))
+        self.register_buffer("count", torch.tensor([count]))
+
+
+class Holder:
+    """A party with a personal net and a message."""
+
+    def __init__(self, personal, received):
+        self.personal, self.state, self.received = self, personal, {"model": received}
+
+    def load(self, state):
+        self.state = state
+
+
+@pytest.mark.parametrize("mu, w, var", [(0.7, 1.7, 3.4), (0.0, 1.0, 2.0), (1.0, 2.0, 4.0)])
+def test_fusion(mu, w, var):
+    party = Holder(State.of(Tiny(2.0, 4.0, 87)), State.of(Tiny(1.0, 2.0, 540)))
+    FedLoKe(FedLoKe.Options(ema=mu), 10).begin(party)
+    values = [party.state[n].item() for n in ("weight", "running_var", "count")]
+    assert values == pytest.approx([w, var, 87], rel=1e-6)
+    assert mu == 0.7 or values == [w, var, 87], "exact at the ends"
+    alike = Holder(State.of(Tiny(0.3, 0.9, 3)), State.of(Tiny(0.3, 0.9, 3)))
+    FedLoKe(FedLoKe.Options(ema=mu), 10).begin(alike)
+    assert same(alike.state, State.of(Tiny(0.3, 0.9, 3)))
+
+
+# -- 12.3 step 2, 12.5: batches --------------------------------------------------------------------------------------------
+class Worker:
+    """A party before its plan."""
+
+    def __init__(self, L, U, batch=32, steps=None, round=0):
+        self.labelled, self.unlabelled = Samples.of(np.arange(L), np.zeros(L, np.int64)), Samples.of(np.arange(L, L + U))
+        self.batch, self.steps, self.round, self.epochs = batch, steps, round, None if steps else 1
+
+
+def plan(L, U, round=0, steps=None, **options):
+    return FedLoKe(FedLoKe.Options(**options), 10).plan(Worker(L, U, steps=steps, round=round), {})
+
+
+@pytest.mark.parametrize(
+    "n0, r, L, U, repetitions, steps",
+    [
+        (1000, 0.01, 10, 990, 30, 30), (1000, 0.05, 50, 950, 29, 29), (1000, 0.10, 100, 900, 9, 27),
+        (1465, 0.01, 14, 1451, 45, 45), (1465, 0.05, 73, 1392, 21, 42), (1465, 0.10, 146, 1319, 10, 40),
+        (2000, 0.01, 20, 1980, 61, 61), (2000, 0.05, 100, 1900, 19, 57), (2000, 0.10, 200, 1800, 9, 54),
+        (1666, 0.05, 83, 1583, 24, 48), (1250, 0.05, 62, 1188, 37, 37), (833, 0.05, 41, 792, 24, 24),
+    ],
+)  # fmt: skip
+def test_steps_of_a_round(n0, r, L, U, repetitions, steps):
+    assert (int(r * n0), n0 - int(r * n0)) == (L, U)
+    made = plan(L, U)
+    assert len(made.segments) == repetitions and len(made) == steps
+    assert len(plan(L, U, unlabelled_schedule="epoch")) == U // 32
+    per_pass = min(len(made.segments[0].streams["x"]), U // 32)
+    coverage = 1 - (1 - per_pass * 32 / U) ** repetitions
+    assert 0.62 < coverage < 0.645
+
+
+def test_clients_that_lack_something():
+    assert len(plan(0, 950)) == 29, "no labels: one pass over the unlabelled set"
+    assert len(plan(50, 0)) == 1 and len(plan(10, 0)) == 1, "no unlabelled data: one pass over the labels"
+    assert len(plan(50, 0, steps=29)) == 29, "Fig. 7 at u = 0"
+    assert len(plan(0, 0)) == 0
+    assert len(plan(50, 20)) == 1 and len(plan(100, 60)) == 1, "the released code would make no step"
+    assert len(plan(50, 190)) == 5
+
+
+def test_small_label_sets_are_doubled():
+    stream = plan(14, 1451).segments[0].streams["x"]
+    assert len(stream.samples) == 56
+    drawn = stream.positions(3, 1)[0]
+    assert len(drawn) == 32 == len(set(drawn.tolist()))
+
+
+def test_ramp():
+    for round, weight in ((0, 0.0), (1, 0.005), (100, 0.5), (200, 1.0), (499, 1.0)):
+        assert plan(50, 950, round).segments[0].numbers["ramp"] == weight
+    assert plan(50, 950, 8, ramp_rounds=16).segments[0].numbers["ramp"] == 0.5
+
+
+def test_views_of_the_ablations():
+    roles = {"fedloke": ("weak", "strong"), "all-strong": ("strong", "strong"), "all-weak": ("weak", "weak"), "none": ("plain", "plain")}
+    for views, (weak, strong) in roles.items():
+        for stream in plan(50, 950, views=views).segments[0].streams.values():
+            assert stream.views == {"weak": weak, "strong": strong}
+
+
+# -- whole rounds ----------------------------------------------------------------------------------------------------------
+SEEN = []
+
+
+class Recording(FedLoKe):
+    def step(self, s, b):
+        SEEN.append((b.x.weak, b.x.strong, b.x.y, b.u.weak, b.u.strong) if b.u else (b.x.weak, b.x.strong, b.x.y))
+        super().step(s, b)
+
+
+def test_rounds_equal_plain_torch(tmp_path):
+    """2 of 4 clients, BN: two separate backward passes, torch's own KL, clipping and SGD, EMA over statistics."""
+    SEEN.clear()
+    keys = {"norm": "bn", "entropy": 2.26, "ramp_rounds": 2, "lr": 0.05, "weights": "uniform"}
+    fed = federated(tmp_path, Recording, **keys)
+    start = models.build("small-cnn", 10, 1, norm="bn", size=8)
+    start.load_state_dict(fed.server.model.tensors(), strict=False)
+    shared, personal, kept = copy.deepcopy(start), [copy.deepcopy(start) for _ in range(4)], []
+    moved = 0
+    for number in range(3):
+        before = {c: fed.keep.read(c).get("personal") for c in range(4)}
+        before = {c: s and s.clone() for c, s in before.items()}
+        row = fed.round(number)
+        for c in set(range(4)) - set(fed.server.active):
+            after = fed.keep.read(c).get("personal")
+            assert (after is None) if before[c] is None else same(before[c], after), "unselected clients stay as they are"
+        uploads = []
+        for c in fed.server.active:
+            own, copied = personal[c].train(), copy.deepcopy(shared).train()
+            theirs = shared.state_dict()
+            fused = {k: 0.7 * v + 0.3 * theirs[k] if v.is_floating_point() else v for k, v in own.state_dict().items()}
+            own.load_state_dict(fused)
+            optimizers = [torch.optim.SGD(m.parameters(), 0.05) for m in (own, copied)]
+            for _ in range(2):
+                xw, xs, y, uw, us = SEEN.pop(0)
+                zl, zg = own(xw), copied(xs)
+                with torch.no_grad():
+                    pg, pl = copied(uw).softmax(1), own(uw).softmax(1)
+                mask_l, mask_g = [(-(p * (p + 1e-8).log()).sum(1) < 2.26).float() for p in (pl, pg)]
+                kept += [mask_l.mean().item(), mask_g.mean().item()]
+                ramp = min(1, number / 2)
+                unlabelled_g = (F.kl_div(copied(us).log_softmax(1), pl, reduction="none").sum(1) * mask_l).sum() / 16
+                unlabelled_l = (F.kl_div(own(us).log_softmax(1), pg, reduction="none").sum(1) * mask_g).sum() / 16
+                for module, optimizer, loss in zip(
+                    (own, copied), optimizers, (F.cross_entropy(zl, y) + ramp * unlabelled_l, F.cross_entropy(zg, y) + ramp * unlabelled_g)
+                ):
+                    optimizer.zero_grad()
+                    loss.backward()
+                    nn.utils.clip_grad_value_(module.parameters(), 0.1)
+                    optimizer.step()
+            uploads.append(copied.state_dict())
+            moved = max(moved, max((a - b).abs().max().item() for a, b in zip(copied.parameters(), shared.parameters())))
+        shared.load_state_dict({k: sum(u[k] for u in uploads) / 2 if v.is_floating_point() else uploads[0][k] for k, v in uploads[0].items()})
+    assert not SEEN and 0 < sum(kept) / len(kept) < 1, "some labels pass, some do not"
+    assert moved <= 2 * 0.05 * 0.1 + 1e-6, "clipped: no parameter moves further"
+    for name, theirs in shared.state_dict().items():
+        assert torch.allclose(fed.server.model[name].float(), theirs.float(), atol=2e-5), name
+    for c, module in enumerate(personal):
+        record = fed.keep.read(c).get("personal")
+        for name, theirs in module.state_dict().items() if record else ():
+            assert torch.allclose(record[name].float(), theirs.float(), atol=2e-5), (c, name)
+            if name.endswith("num_batches_tracked"):
+                assert int(record[name]) % 6 == 0, "three passes in each of two steps"
+    one = sum(t.numel() * t.element_size() for t in shared.state_dict().values())
+    assert row["bytes_up"] == row["bytes_down"] == 2 * one, "one state dict each way, nothing personal"
+
+
+def test_the_first_round_does_not_depend_on_unlabelled_pixels(tmp_path):
+    ways = []
+    for name, blank in (("a", False), ("b", True)):
+        fed = federated(tmp_path / name, norm="bn", active=1)
+        if blank:
+            rows = np.concatenate([c.unlabelled for c in fed.world.federation.clients])
+            fed.world.images[torch.from_numpy(rows)] = 7
+        fed.round(0)
+        ways.append(fed.server.model)
+    assert torch.equal(ways[0].groups["parameters"], ways[1].groups["parameters"])
+    assert not torch.equal(ways[0].groups["statistics"], ways[1].groups["statistics"])
+
+
+def test_labels_only_one_pass_over_bn(tmp_path):
+    fed = federated(tmp_path, norm="bn", unlabelled_ratio=0.0, active=1)
+    fed.round(0)
+    counts = {int(t) for n, t in fed.server.model.tensors().items() if n.endswith("num_batches_tracked")}
+    assert counts == {2}, "one statistics update in each of two steps"
+
+
+def test_ablations_by_their_weights_and_starts(tmp_path):
+    """mu = 0 forgets the personal model: where it started cannot matter. With mu = 1 it can."""
+    final = {}
+    for ema in (0.0, 1.0):
+        for start in ("initial", "random"):
+            fed = federated(tmp_path / f"{ema}-{start}", ema=ema, personal_start=start, active=2, ramp_rounds=1, entropy=2.4)
+            for number in range(2):
+                fed.round(number)
+            final[ema, start] = fed.server.model
+    assert same(final[0.0, "initial"], final[0.0, "random"])
+    assert not same(final[1.0, "initial"], final[1.0, "random"])
+
+
+def test_personal_models_start_where_they_should(tmp_path):
+    for start in ("initial", "random", "received"):
+        fed = federated(tmp_path / start, personal_start=start, ema=1.0, steps=1, lr=1e-12, active=2)
+        for number in range(2):
+            fed.round(number)
+        initial = fed.world.initial()
+        first = [fed.keep.read(c)["personal"] for c in fed.server.active]
+        close = [torch.allclose(p.groups["parameters"], initial.groups["parameters"], atol=1e-6) for p in first]
+        assert all(close) if start != "random" else not any(close)
+        assert start != "random" or not torch.allclose(first[0].groups["parameters"], first[1].groups["parameters"])
+
+
+def test_settings():
+    _, o, *_ = prepare(None, {"method": "fedloke", "reading": "paper"})
+    assert (o.personal_start, o.unlabelled_schedule, o.clip_value, o.weights) == ("random", "epoch", None, "samples")
+    assert (o.augment.draws, o.augment.strong, o.augment.cutout) == ("sample", "ra-torchvision", "none")
+    _, o, *_ = prepare(None, {"method": "fedloke", "augment": {"draws": "batch"}})
+    assert (o.augment.draws, o.augment.strong, o.clip_value, o.momentum, o.lr) == ("batch", "ra-torchvision", 0.1, 0.0, 0.01)
+    with pytest.raises(UserError, match="labels=server"):
+        prepare(None, {"method": "fedloke", "labels": "server"})
+    with pytest.raises(UserError, match="one size"):
+        prepare(None, {"method": "fedloke", "unlabelled_batch": 64})
+
+
+def test_labels_at_some_clients(tmp_path):
+    row = federated(tmp_path, labels="some", active=4, ramp_rounds=1, steps=None).round(0)
+    assert row["clients"] == 4 and math.isfinite(row["loss"])
+
+
+# -- 12.9: bytes -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("classes, size", [(10, 26_319_400), (100, 26_504_080), (200, 26_709_280)])
+def test_bytes_of_a_resnet9(classes, size):
+    state = State.of(models.build("resnet9", classes, 3))
+    assert state.only("parameters", "statistics").nbytes == size
+    assert state.only("counters").nbytes == 64 and state.only("statistics").nbytes == 17_920
+    if classes == 10:
+        assert 20 * size == 526_388_000 and 50 * state.nbytes == 1_315_973_200

@@ -1,0 +1,103 @@
+"""On CUDA: captured slots equal the eager reference, bit for bit, for every method (`make test-gpu`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fallow import runs
+from fallow.data.sources import Source, Split
+from fallow.engine.slots import Slots
+from fallow.methods import REGISTERED, find
+from fallow.runs.folder import RunFolder
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
+
+SMALL = dict(
+    clients=6, active=4, rounds=3, batch=8, label_count=60, model="small-cnn", norm="bn", threshold=0.0, lr=0.01,
+    checkpoint_every=99, epochs=3,
+)  # fmt: skip
+
+
+def source() -> Source:
+    g = torch.Generator().manual_seed(1)
+
+    def split(n: int) -> Split:
+        y = torch.arange(n) % 10
+        images = torch.randint(0, 120, (n, 3, 16, 16), dtype=torch.uint8, generator=g)
+        images[torch.arange(n), 0, y, :] += 120
+        return Split(images, y)
+
+    return Source("cifar10", tuple("0123456789"), split(400), split(100), True)
+
+
+def run(path: Path, method: str, **keys: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    keys = SMALL | {"labels": "clients" if "clients" in find(method).scenarios else "server"} | keys
+    if "threshold" not in find(method).Options.model_fields:
+        keys.pop("threshold")
+    kind, options, data, federation = runs.prepare(None, {"method": method, "device": "cuda", **keys}, source())
+    folder = RunFolder.new(path, "run")
+    at_work = runs.Run(folder, kind, options, data, federation)
+    at_work.go()
+    state = at_work.federated.server.model
+    return {g: t.cpu() for g, t in state.groups.items()}, at_work
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("method", REGISTERED)
+def test_slots_equal_eager(method: str, tmp_path: Path) -> None:
+    exact = {"deterministic": True, "precision": "fp32"}
+    eager, _ = run(tmp_path, method, capture=False, **exact)
+    one, at_work = run(tmp_path, method, slots=1, **exact)
+    many, _ = run(tmp_path, method, slots=8, **exact)
+    executor = at_work.federated.executor
+    assert isinstance(executor, Slots) and sum(len(s.graphs) for s in executor.slots) > 0
+    assert same(eager, one)
+    assert same(eager, many)
+
+
+@pytest.mark.parametrize("method", REGISTERED)
+def test_bf16_slots_learn_alike(method: str, tmp_path: Path) -> None:
+    exact = {"deterministic": True, "precision": "bf16"}
+    eager, _ = run(tmp_path, method, capture=False, **exact)
+    many, _ = run(tmp_path, method, slots=8, **exact)
+    assert same(eager, many)
+
+
+def test_bf16_weights_cast_in_one_piece_equal_autocast(tmp_path: Path) -> None:
+    from fallow import models
+    from fallow.engine.nets import NetHandle
+
+    def autocast() -> Any:
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+
+    torch.manual_seed(0)
+    module = models.build("wrn-28-2", 10, 3).cuda().to(memory_format=torch.channels_last)
+    x = torch.randn(8, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    net = NetHandle(models.build("wrn-28-2", 10, 3), torch.device("cuda"), "average", autocast)
+    net.module.load_state_dict(module.state_dict())
+    net.touched()
+    with autocast():
+        z = module(x).float()
+    ours = net(x)
+    assert torch.equal(z, ours)
+    grads = torch.autograd.grad(z.square().sum(), [dict(module.named_parameters())[n] for n in net.names])
+    mine = net.combine(torch.autograd.grad(ours.square().sum(), net.leaves, allow_unused=True))
+    for a, b in zip(grads, mine):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-3)
+
+
+def test_resume_equals_run_through(tmp_path: Path) -> None:
+    import fallow
+
+    keys = SMALL | {"method": "semifl", "labels": "server", "device": "cuda", "deterministic": True}
+    through = fallow.run(data=source(), out=tmp_path, **keys)
+    stopped = fallow.run(data=source(), out=tmp_path, stop_after=1, **keys)
+    runs.resume(stopped.path, source=source())
+    assert (through.path / "model.safetensors").read_bytes() == (stopped.path / "model.safetensors").read_bytes()
