@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from fallow import models
 from fallow.engine.eager import Eager
-from fallow.engine.feed import Part
+from fallow.engine.feed import Part, steps
 from fallow.engine.keep import Keep
 from fallow.engine.party import Job, Party
 from fallow.engine.round import Federated
@@ -20,9 +21,9 @@ from fallow.engine.slot import Slot
 from fallow.engine.world import World
 from fallow.methods import feddb
 from fallow.methods.base import Update, Updates
-from fallow.methods.feddb import FedDB, cuts
+from fallow.methods.feddb import FedDB
 from fallow.methods.parts.averaging import mean
-from fallow.methods.parts.labelling import debiased, hard, mean_prediction
+from fallow.methods.parts.labelling import cuts, debiased, hard, mean_prediction, weak_logits
 from fallow.methods.state import State
 from fallow.runs import prepare
 from fallow.runs.settings import resolve
@@ -97,6 +98,33 @@ def test_debiased_labels() -> None:
     assert bool(torch.isfinite(debiased(p.log(), torch.tensor([0.7, 0.3, 0.0]))).all())
 
 
+def test_threshold_is_reached_by_equality() -> None:
+    assert hard(torch.tensor([[0.0, 0.0]]), 0.5)[1].tolist() == [True]
+
+
+@pytest.mark.parametrize("over", ["accepted", "all"])
+def test_mean_prediction_is_that_of_the_net_before_the_step(tmp_path: Path, over: str) -> None:
+    f = federated(tmp_path, threshold=0.12, epochs=1, app_u_over=over)
+    slot = Slot(f.world)
+    slot.load({"model": f.server.model}, {}, 0.0)
+    slot.lr["model"].fill_(0.03)
+    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}, {}))
+    plan = f.method.plan(party, {k: v.numpy() for k, v in f.method.begin(party).items()})
+    b = next(iter(steps(f.world, plan, party.key("plan"), lambda *a: {}))).batch()
+    part = b.u if over == "accepted" else b.every
+    net = models.build("small-cnn", 10, 1, norm="bn", size=8)
+    net.load_state_dict(f.server.model.tensors(), strict=False)
+    rows = slice(None) if part.rows is None else part.rows
+    if over == "all":
+        assert len(part.weak[rows]) == len(party.unlabelled)
+    with torch.no_grad():
+        want = (party.prior + net.train()(part.weak[rows]).softmax(1).mean(0)) / 2
+    before = slot.model.flat.groups["parameters"].clone()
+    f.method.step(slot, b)
+    assert torch.allclose(party.prior, want, atol=1e-6)
+    assert not torch.equal(slot.model.flat.groups["parameters"], before)
+
+
 def test_ratios_average_to_one() -> None:
     z = torch.from_numpy(np.random.default_rng(0).normal(size=(200, 5)))
     assert torch.allclose((z.softmax(1) / mean_prediction(z)).mean(0), torch.ones(5, dtype=torch.float64))
@@ -142,7 +170,7 @@ def test_shuffled_order_answers_in_stored_order(tmp_path: Path) -> None:
 
     party.predict = predict
     n = len(party.unlabelled)
-    assert f.method.predictions(party)[:, 0].tolist() == list(range(n))
+    assert weak_logits(party, shuffled=True)[:, 0].tolist() == list(range(n))
     assert party.seen == cuts(n, True) and len(party.seen) > 1
 
 

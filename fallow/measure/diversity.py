@@ -48,7 +48,7 @@ def every(
     gradients: Sequence[Tensor], updates: Sequence[Tensor], server: tuple[Tensor, Tensor] | None = None, scale: Scale = "paper"
 ) -> dict[str, float]:
     """All definitions by name: 16 with the server's (gradient, update), 8 without."""
-    found = {}
+    found: dict[str, float] = {}
     for of, users, own in zip(("gradient", "update"), (gradients, updates), server or (None, None)):
         for who, vectors in (("users", [*users]), ("all", [*users, own] if own is not None else [])):
             found |= {f"{of}/{who}/{form}": diversity(vectors, form, scale) for form in FORMS if vectors}

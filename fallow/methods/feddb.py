@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fallow.config import Kept, Statistics, Weights, key
 from fallow.methods.base import Method, Net, Plan, Update, Updates, Value
 from fallow.methods.parts import dma
 from fallow.methods.parts.averaging import mean
-from fallow.methods.parts.labelling import debiased, hard, mean_prediction
+from fallow.methods.parts.labelling import cuts, debiased, hard, mean_prediction, weak_logits
 from fallow.methods.parts.losses import Reduction, cross_entropy
 
 PAD = 64  # whole sets are filled up to a multiple of this, so that few batch sizes occur
@@ -59,22 +57,12 @@ class FedDB(Method):
     def begin(self, party: Any) -> dict[str, Any]:
         if not len(party.unlabelled):
             return {}
-        z = self.predictions(party)
+        z = weak_logits(party, shuffled=self.o.app_u_order == "shuffled")
         prior = mean_prediction(z)                                                      # Eq. 8: APP-U
         party.prior.copy_(prior)
         label, sure = hard(debiased(z, prior) if self.o.debias else z, self.o.threshold)  # Eq. 14: DPL
         party.judge(party.unlabelled, label, sure)
         return {"label": label, "sure": sure}
-
-    def predictions(self, party: Any) -> Tensor:
-        """Logits of all unlabelled samples under one weak view each, batch statistics of 250 at a time."""
-        u = party.unlabelled
-        if self.o.app_u_order == "stored":
-            return party.predict(party.model, u, "weak")
-        order, stops = party.rng("app-u").permutation(len(u)), np.cumsum(cuts(len(u), merge=True))
-        parts = [party.predict(party.model, u.take(rows), "weak", batch=len(rows)) for rows in np.split(order, stops[:-1])]
-        back = torch.from_numpy(np.argsort(order)).to(parts[0].device)
-        return torch.cat(parts).index_select(0, back)
 
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
         B, work, x = party.batch, {"epochs": party.epochs, "steps": party.steps}, party.labelled
@@ -123,9 +111,3 @@ class FedDB(Method):
         beta = dma.weights(P, self.o)                                                   # Eq. 16, Algorithm 2
         server.move(mean(updates, weights=beta))                                        # Eq. 17
         dma.report(server, P, beta)
-
-
-def cuts(n: int, merge: bool, size: int = 250) -> list[int]:
-    """Sizes of inference batches; a last one of fewer than 32 may join the one before."""
-    sizes = [size] * (n // size) + ([n % size] if n % size else [])
-    return [*sizes[:-2], sizes[-2] + sizes[-1]] if merge and len(sizes) > 1 and sizes[-1] < 32 else sizes

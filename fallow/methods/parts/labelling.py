@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +41,26 @@ def hard(z: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """The likeliest class, and whether its probability reaches the threshold."""
     confidence, label = z.softmax(1).max(1)
     return label, confidence >= threshold
+
+
+def weak_logits(party: Any, shuffled: bool = False) -> Tensor:
+    """The received model's logits of all unlabelled samples, one weak view each, in stored order.
+
+    Batches of 250 are cut in stored order, or in a shuffled one: under batch statistics their make-up matters.
+    """
+    u = party.unlabelled
+    if not shuffled:
+        return party.predict(party.model, u, "weak")
+    order, stops = party.rng("labelling").permutation(len(u)), np.cumsum(cuts(len(u), merge=True))
+    parts = [party.predict(party.model, u.take(rows), "weak", batch=len(rows)) for rows in np.split(order, stops[:-1])]
+    back = torch.from_numpy(np.argsort(order)).to(parts[0].device)
+    return torch.cat(parts).index_select(0, back)
+
+
+def cuts(n: int, merge: bool, size: int = 250) -> list[int]:
+    """Sizes of inference batches; a last one of fewer than 32 may join the one before."""
+    sizes = [size] * (n // size) + ([n % size] if n % size else [])
+    return [*sizes[:-2], sizes[-2] + sizes[-1]] if merge and len(sizes) > 1 and sizes[-1] < 32 else sizes
 
 
 # -- the labeller, hook by hook ----------------------------------------------------------------------------------------

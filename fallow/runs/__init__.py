@@ -1,0 +1,270 @@
+"""A run from its settings to its result: begin, go on, resume."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fallow import config as configuration
+from fallow import disk
+from fallow.config import Config
+from fallow.data import sources
+from fallow.data.federate import Federation, Spec, federate
+from fallow.data.sources import Source
+from fallow.engine.eager import Eager
+from fallow.engine.keep import Keep
+from fallow.engine.round import Executor, Federated
+from fallow.engine.slots import Slots
+from fallow.engine.world import World
+from fallow.errors import UserError
+from fallow.methods.base import Method
+from fallow.runs.folder import Row, RunFolder
+from fallow.runs.settings import config_hash, recipe, resolve, stored
+
+Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("end", summary)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    path: Path
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.path / "summary.json").read_text())
+        except FileNotFoundError:
+            raise UserError(f"the run {self.path} has no summary yet", f"continue it with `fallow resume {self.path}`") from None
+
+    @property
+    def metrics(self) -> list[Row]:
+        """A row per round."""
+        return RunFolder.existing(self.path).rows()
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy after the last round."""
+        return self.summary["last"]
+
+    @property
+    def config(self) -> Config:
+        return stored(self.path / "config.yaml")[1]
+
+    def model(self) -> torch.nn.Module:
+        """The trained model, ready for inference."""
+        from safetensors.torch import load_file
+
+        from fallow import models
+
+        o = self.config
+        summary = self.summary
+        net = models.build(o.model, summary["classes"], summary["channels"], norm=o.norm, size=summary["size"])
+        net.load_state_dict(load_file(self.path / "model.safetensors"), strict=False)
+        return net.eval()
+
+
+def executor_for(world: World) -> Executor:
+    """Slots with captured steps on CUDA, threads on CPU; `capture=false` is the plain reference on either."""
+    return Slots(world, print) if world.device.type == "cuda" and world.options.capture else Eager(world)
+
+
+class Run:
+    """A run at work in its folder."""
+
+    def __init__(self, folder: RunFolder, method: type[Method], options: Config, source: Source, federation: Federation):
+        self.folder, self.options, self.source, self.federation = folder, options, source, federation
+        self.world = World(options, method(options, len(source.classes)), source, federation)
+        self.layouts = self.world.layouts()
+        keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.world.device)
+        self.federated = Federated(self.world, executor_for(self.world), keep)
+        self.done = 0
+
+    def restore(self) -> None:
+        if self.folder.committed():
+            self.done, self.federated.server.entries, index = self.folder.restore(self.layouts, self.world.device)
+            self.federated.keep.restore(index)
+        self.folder.cut(self.done)
+
+    def go(self, stop_after: int | None = None, watch: Watcher | None = None) -> Result:
+        """Rounds until the end, or until `stop_after` (from 1); commits as it goes."""
+        o, watch = self.options, watch or (lambda *_: None)
+        stop = min(stop_after or o.rounds, o.rounds)
+        watch("start", self)
+        committed = self.done
+        try:
+            while self.done < stop:
+                started = time.perf_counter()
+                row = self.federated.round(self.done)
+                self.done += 1
+                row["seconds"]["round"] = round(time.perf_counter() - started, 4)
+                self.folder.append(row)
+                watch("round", row)
+                if self.done % o.checkpoint_every == 0 or self.done == stop:
+                    self.commit()
+                    committed = self.done
+        except KeyboardInterrupt:
+            if committed < self.done:
+                self.commit()
+            self._conclude("interrupted")
+            raise
+        summary = self._conclude("finished" if self.done == o.rounds else "stopped")
+        watch("end", summary)
+        return Result(self.folder.path)
+
+    def commit(self) -> None:
+        self.folder.commit(self.done, self.federated.server.entries, self.federated.keep.commit(), self.layouts)
+        self.federated.keep.clean()
+
+    def _conclude(self, status: str) -> dict[str, Any]:
+        rows, o = self.folder.rows(), self.options
+        scores = [(r["accuracy"], r["round"]) for r in rows if r["accuracy"] is not None]
+        best = max(scores, key=lambda s: (s[0], -s[1]), default=(None, None))
+        seconds = sum(r["seconds"]["round"] for r in rows)
+        tail = [s for s, _ in scores[-10:]]
+        summary = {
+            "status": status,
+            "last": scores[-1][0] if scores else None,
+            "best": best[0],
+            "best_round": best[1],
+            "mean_last_10": sum(tail) / len(tail) if tail else None,
+            "rounds": self.done,
+            "seconds": round(seconds, 3),
+            "seconds_per_round": round(seconds / max(1, len(rows)), 4),
+            "seed": o.seed,
+            "method": o.method,
+            "data": o.data,
+            "classes": self.world.classes,
+            "channels": self.source.channels,
+            "size": self.source.size,
+            "fingerprint": self.federation.fingerprint,
+            "config_hash": config_hash(o),
+            "device": _device_name(self.world.device),
+            "versions": {"fallow": _version(), "torch": torch.__version__, "python": platform.python_version()},
+            "commit": _commit(),
+        }
+        if self.done:
+            self.folder.write_model(self.federated.server.model)
+        self.folder.write_summary(summary)
+        return summary
+
+
+def load_source(options: Config, source: Source | None = None, download: bool = False) -> Source:
+    source = source or sources.load(options.data, options.data_dir, download)
+    image = options.image
+    return sources.fit(source, size=image.size, fit=image.fit, channels=image.channels)
+
+
+def make_federation(options: Config, source: Source) -> Federation:
+    spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__})
+    return federate(source.train.labels.numpy(), len(source.classes), spec, source.train.clients)
+
+
+def prepare(recipe_name: str | None, given: dict[str, Any], source: Source | None = None, download: bool = False) -> tuple[type[Method], Config, Source, Federation]:
+    """Settings, data and federation of a run, complete, without running it."""
+    given = dict(given)
+    if isinstance(given.get("data"), Source):
+        source = given.pop("data")
+    if source is not None:
+        given.setdefault("data", source.name)
+    base = recipe(recipe_name) if recipe_name else recipe("default") if not given else {}
+    method, options = resolve(base, given)
+    source = load_source(options, source, download)
+    options = _completed(method, options, source)
+    return method, options, source, make_federation(options, source)
+
+
+def _completed(method: type[Method], options: Config, source: Source) -> Config:
+    """Fills in what only the data can tell: how many natural clients, how many labels by default."""
+    changes: dict[str, Any] = {}
+    natural = "natural" in (options.partition, options.unlabelled_partition)
+    if natural and source.train.clients is not None:
+        changes["clients"] = len({c for c in source.train.clients if c != "server"})
+    counted = (options.label_count, options.label_ratio, options.label_per_class)
+    if options.labels != "all" and all(c is None for c in counted) and not natural:
+        changes["label_ratio"] = 0.05
+    if not changes:
+        return options
+    return configuration.validate(method.Options, options.model_dump() | changes)
+
+
+def run(
+    recipe: str | None = None,
+    *,
+    out: str | Path = "runs",
+    name: str | None = None,
+    stop_after: int | None = None,
+    download: bool = False,
+    watch: Watcher | None = None,
+    **keys: Any,
+) -> Result:
+    """Trains a federation. Keys are those of the command line: `fallow.run(method="fixmatch", rounds=10)`.
+
+    `data` may also be a `Source` (see `fallow.data.sources.from_dataset`). Gives a result with `.accuracy`,
+    `.metrics`, `.model()` and `.path`.
+    """
+    method, options, source, federation = prepare(recipe, keys, download=download)
+    if stop_after is not None and stop_after < 1:
+        raise UserError(f"--stop-after {stop_after} is not a round", "rounds count from 1")
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{options.method}-{options.data}-seed{options.seed}")
+    folder = RunFolder.new(Path(out), name or plain.strip("-").lower()[-80:])
+    folder.lock()
+    disk.write(folder.config, configuration.dump(options))
+    with disk.told(folder.federation):
+        federation.save(folder.federation)
+    disk.write(folder.metrics, "")
+    return Run(folder, method, options, source, federation).go(stop_after, watch)
+
+
+def resume(path: str | Path, *, stop_after: int | None = None, source: Source | None = None, watch: Watcher | None = None) -> Result:
+    """Goes on with a run that was stopped, at whatever moment, to the same end as if it had not been."""
+    folder = RunFolder.existing(_found(Path(path)))
+    method, options = stored(folder.config)
+    if folder.committed() >= options.rounds and folder.summary.is_file():
+        return Result(folder.path)
+    folder.lock()
+    source = load_source(options, source)
+    federation = Federation.load(folder.federation) if folder.federation.is_file() else make_federation(options, source)
+    if not folder.federation.is_file():
+        with disk.told(folder.federation):
+            federation.save(folder.federation)
+    at_work = Run(folder, method, options, source, federation)
+    at_work.restore()
+    return at_work.go(stop_after, watch)
+
+
+def load_result(path: str | Path) -> Result:
+    """The result of a run folder."""
+    return Result(RunFolder.existing(_found(Path(path))).path)
+
+
+def _found(path: Path) -> Path:
+    return path if path.exists() or len(path.parts) > 1 or not (Path("runs") / path).exists() else Path("runs") / path
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def _version() -> str:
+    from fallow import __version__
+
+    return __version__
+
+
+def _commit() -> str | None:
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        return subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10).stdout.strip() or None
+    except OSError:
+        return None
