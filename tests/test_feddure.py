@@ -44,10 +44,6 @@ class Exact(NetHandle):
         self.seen.append(SimpleNamespace(x=x, weights=weights, stats=stats, z=z))
         return z
 
-    def flatten(self, grads):
-        pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, grads)]
-        return torch.cat([(g.permute(0, 2, 3, 1) if g.dim() == 4 else g).reshape(-1) for g in pieces])
-
 
 class Watched(Slot):
     """Remembers each loss and gradient, and the gradient with respect to virtual weights."""

@@ -282,10 +282,10 @@ def test_refusals(keys, word):
 
 def test_settings():
     _, o, *_ = prepare(None, {"method": "fedrgd", "labels": "server", "reading": "paper"})
-    assert (o.group_assignment, o.lr, o.statistics, o.optimizer_state) == ("history", 0.146, "server", "travel")
+    assert (o.group_assignment, o.lr, o.statistics, o.optimizer_state) == ("history", 0.146, "server", "reset")
     _, o, *_ = prepare(None, {"method": "fedrgd", "reading": "released", "epochs": 5})
     assert (o.group_split, o.first_round_extra_step, o.steps, o.epochs) == ("ceil-blocks", True, None, 5)
-    assert o.statistics == "average"
+    assert (o.statistics, o.optimizer_state) == ("average", "travel")
     norms = {m: FedRGD.Options(model=m).norm for m in ("resnet18", "resnet9", "wrn-28-2", "small-cnn", "emnist-cnn")}
     assert norms == {"resnet18": "gn", "resnet9": "gn", "wrn-28-2": "gn", "small-cnn": None, "emnist-cnn": None}
     assert FedRGD.Options(model="resnet18", norm="bn").norm == "bn"
@@ -308,6 +308,7 @@ def test_rounds_equal_plain_torch(tmp_path, norm, labels, threshold):
     """3 of 4 clients in groups of 2 and 1: CRL, Nesterov SGD whose momentum stays with the position, Eq. 7."""
     SEEN.clear()
     keys = {"method": "fedrgd", "labels": labels, "norm": norm, "active": 3, "threshold": threshold, "rounds": 3, "groups": 2}
+    keys["optimizer_state"] = "travel"
     fed = federated(tmp_path, Recording, **keys)
     net = models.build("small-cnn", 10, 1, norm=norm, size=8)
     net.load_state_dict(fed.server.model.tensors(), strict=False)
@@ -380,13 +381,14 @@ def test_supervised_with_one_group_is_fedavg(tmp_path):
 
 
 def test_the_server_starts_from_the_mean_and_traffic_is_one_model_each_way(tmp_path):
-    fed = federated(tmp_path, method="fedrgd", labels="server", active=2, groups=2)
+    fed = federated(tmp_path, method="fedrgd", labels="server", active=2, groups=2, optimizer_state="travel")
     row = fed.round(0)
     assert same(fed.server.model, mean(fed.server["groups"])), "what a server beside the clients starts from"
     parameters = 4 * sum(p.numel() for p in models.build("small-cnn", 10, 1, size=8).parameters())
     assert row["bytes_up"] == row["bytes_down"] == 2 * parameters
     row = fed.round(1)
-    assert row["optimizer_bytes_down"] == 2 * parameters and row["bytes_down"] == 2 * parameters
+    assert 0 <= row["optimizer_bytes_down"] - 2 * parameters < 200, "momenta may be padded"
+    assert row["bytes_down"] == 2 * parameters
 
 
 def test_the_extra_step_and_its_learning_rate(tmp_path):
@@ -406,6 +408,7 @@ def test_the_extra_step_and_its_learning_rate(tmp_path):
 def test_resumed_equals_run_through(tmp_path):
     """Group models, who was in which group, and travelling momenta are all in the checkpoint."""
     keys = SMALL | {"method": "fedrgd", "labels": "server", "active": 3, "group_assignment": "history", "rounds": 3}
+    keys["optimizer_state"] = "travel"
     through = fallow.run(out=tmp_path, name="through", **keys)
     stopped = fallow.run(out=tmp_path, name="stopped", stop_after=1, **keys)
     fallow.resume(stopped.path)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -56,13 +56,14 @@ class Eager:
         else:
             self.workers = 1
         world.sharing = self.workers
-        self._slots: list[Slot] = []
-        self._lock = threading.Lock()
+        self._free: SimpleQueue[Slot] = SimpleQueue()  # the pool may have more threads than there are slots
+        self._made = 0
         self._stop = False
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        while len(self._slots) < min(self.workers, len(jobs)):
-            self._slots.append(Slot(self.world))
+        while self._made < min(self.workers, len(jobs)):
+            self._free.put(Slot(self.world))
+            self._made += 1
         self._stop = False
         try:
             return spread(self._one, jobs, self.workers)
@@ -71,8 +72,7 @@ class Eager:
             raise
 
     def _one(self, job: Job) -> Outcome:
-        with self._lock:
-            slot = self._slots.pop()
+        slot = self._free.get()
         try:
             steps = work(self.world, slot, job)
             while True:
@@ -87,8 +87,7 @@ class Eager:
                 if self._stop:
                     raise InterruptedError
         finally:
-            with self._lock:
-                self._slots.append(slot)
+            self._free.put(slot)
 
     def infer(self, function: Callable[[int, int], torch.Tensor], count: int, batch: int) -> torch.Tensor:
         """Concatenated results of `function(start, stop)` over consecutive ranges."""

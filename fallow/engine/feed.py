@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -92,70 +93,107 @@ class Step:
         return (getattr(self.function, "__qualname__", repr(self.function)), shapes, named, self.absent)
 
 
+@dataclass
+class Strand:
+    """One stream's batches over many steps: which samples, with which keys for their views; host arrays."""
+
+    rows: np.ndarray
+    columns: dict[str, np.ndarray]
+    keys: dict[str, Tensor]
+    real: np.ndarray  # false where a batch was filled up
+    sizes: list[int]
+
+    @staticmethod
+    def draw(world: World, stream: Stream, length: int, key: int, view_key: int) -> Strand:
+        positions = stream.positions(key, length)
+        filled = [np.concatenate([p, np.zeros(-len(p) % stream.pad, np.int64)]) for p in positions] if stream.pad > 1 else positions
+        where, sizes = np.concatenate(filled), [len(p) for p in filled]
+        if world.options.augment.draws == "batch":
+            counter = np.repeat(np.arange(length), sizes)
+        else:  # a sample's number in its stream, whatever was padded
+            first_of = np.cumsum([0, *(len(p) for p in positions)])
+            counter = np.concatenate([np.arange(a, a + n) for a, n in zip(first_of, sizes)])
+        keys = {name: draws.bits(draws.key(view_key, "view", name), torch.from_numpy(counter)) for name in stream.views}
+        samples = stream.samples
+        columns = {"index": samples.index[where]} | {k: v[where] for k, v in samples.columns.items()}
+        if samples.y is not None:
+            columns["y"] = samples.y[where]
+        real = np.concatenate([np.arange(len(f)) < len(p) for p, f in zip(positions, filled)])
+        return Strand(samples.rows[where], columns, keys, real, sizes)
+
+    @staticmethod
+    def join(strands: list[Strand]) -> Strand:
+        if len(strands) == 1:
+            return strands[0]
+        first = strands[0]
+        return Strand(
+            np.concatenate([s.rows for s in strands]),
+            {k: np.concatenate([s.columns[k] for s in strands]) for k in first.columns},
+            {k: torch.cat([s.keys[k] for s in strands]) for k in first.keys},
+            np.concatenate([s.real for s in strands]),
+            [n for s in strands for n in s.sizes],
+        )
+
+    def tensors(self, world: World, stream: Stream, start: int, stop: int) -> list[dict[str, Tensor]]:
+        """The tensors of steps start .. stop - 1: views made in one call each, then cut."""
+        a, sizes = sum(self.sizes[:start]), self.sizes[start:stop]
+        b = a + sum(sizes)
+        made = {name: world.view(role, self.rows[a:b], self.keys[name][a:b]) for name, role in stream.views.items()}
+        made |= {name: world.put(values[a:b]) for name, values in self.columns.items()}
+        made["_truth"] = world.truth[world.put(self.rows[a:b])]
+        if stream.pad > 1 and not self.real.all():
+            made["rows"] = world.put(self.real[a:b])
+        cut = {name: t.split(sizes) for name, t in made.items()}
+        return [{name: ts[k] for name, ts in cut.items()} for k in range(len(sizes))]
+
+
 def steps(world: World, plan: Plan, key: int, numbers: Any) -> Iterator[Step]:
-    """All steps of a plan. `numbers(step, length, columns)` gives the engine's own columns (learning rates, keys)."""
+    """All steps of a plan. `numbers(made, length, total, lr)` gives the engine's own columns (learning rates, keys).
+
+    Neighbouring segments of one kind are fed together, so that their views are made in few calls.
+    """
     made, total = 0, len(plan)
-    for number, segment in enumerate(plan.segments):
-        length = len(segment)
-        if not length:
-            continue
-        own = {name: column(name, v, length) for name, v in segment.numbers.items() if not isinstance(v, dict) and name != "lr"}
-        engine = numbers(made, length, total, segment.numbers.get("lr"))
-        device = {n: t.to(world.device, non_blocking=True) for n, t in (own | engine).items()}
-        for k, tensors in enumerate(_tensors(world, segment, length, draws.key(key, number))):
-            absent = tuple(n for n, s in segment.streams.items() if not s)
-            function = segment.step or world.method.step
-            yield Step(function, tensors, absent, {n: t[k] for n, t in device.items()})
-        made += length
+    present = [(number, segment) for number, segment in enumerate(plan.segments) if len(segment)]
+    for _, group in groupby(present, key=lambda pair: _kind(pair[1])):
+        segments = list(group)
+        first, columns = segments[0][1], []
+        for _, segment in segments:
+            length = len(segment)
+            own = {n: column(n, v, length) for n, v in segment.numbers.items() if n != "lr"}
+            columns.append(own | numbers(made, length, total, segment.numbers.get("lr")))
+            made += length
+        device = {n: world.put(torch.cat([c[n] for c in columns])) for n in columns[0]}
+        absent = tuple(n for n, s in first.streams.items() if not s)
+        for k, tensors in enumerate(_tensors(world, segments, key)):
+            yield Step(first.step or world.method.step, tensors, absent, {n: t[k] for n, t in device.items()})
 
 
-def _tensors(world: World, segment: Segment, length: int, key: int) -> Iterator[dict[tuple[str, str], Tensor]]:
-    streams = {n: s for n, s in segment.streams.items() if s}
-    positions = {n: s.positions(draws.key(key, n), length) for n, s in streams.items()}
-    sizes = {n: [len(p) for p in ps] for n, ps in positions.items()}
-    starts = {n: np.concatenate([[0], np.cumsum(s)]) for n, s in sizes.items()}
-    chunk = _chunk(world, streams, sizes, length)
+def _kind(segment: Segment) -> Any:
+    streams = [(n, bool(s), tuple(s.views.items()), s.pad, s.samples.y is None, tuple(s.samples.columns)) for n, s in segment.streams.items()]
+    return segment.step, streams, tuple(segment.numbers)
+
+
+def _tensors(world: World, segments: list[tuple[int, Segment]], key: int) -> Iterator[dict[tuple[str, str], Tensor]]:
+    streams = {n: s for n, s in segments[0][1].streams.items() if s}
+    strands = {}
+    for name in streams:
+        drawn = []
+        for number, segment in segments:
+            own, stream = draws.key(key, number), segment.streams[name]
+            drawn.append(Strand.draw(world, stream, len(segment), draws.key(own, name), draws.key(own, stream.alike or name)))
+        strands[name] = Strand.join(drawn)
+    length = sum(len(segment) for _, segment in segments)
+    chunk = _chunk(world, streams, strands, length)
     for start in range(0, length, chunk):
         stop = min(start + chunk, length)
-        made = {
-            n: _stream(world, s, positions[n][start:stop], draws.key(key, s.alike or n), start, int(starts[n][start]))
-            for n, s in streams.items()
-        }
+        made = {n: strands[n].tensors(world, s, start, stop) for n, s in streams.items()}
         for k in range(stop - start):
             yield {(n, name): t for n, per_step in made.items() for name, t in per_step[k].items()}
 
 
-def _chunk(world: World, streams: dict[str, Stream], sizes: dict[str, list[int]], length: int) -> int:
+def _chunk(world: World, streams: dict[str, Stream], strands: dict[str, Strand], length: int) -> int:
     """How many steps' views fit into the memory set aside for them."""
     pixels = world.source.channels * world.source.size**2 * 4
-    per_step = sum(max(sizes[n]) * max(1, len(s.views)) * pixels for n, s in streams.items())
+    per_step = sum(max(strands[n].sizes) * max(1, len(s.views)) * pixels for n, s in streams.items())
     share = world.options.view_memory * 2**30 / world.sharing
     return max(1, min(length, int(share / max(1, per_step))))
-
-
-def _stream(world: World, stream: Stream, positions: list[Any], key: int, first: int, counted: int) -> list[dict[str, Tensor]]:
-    """The tensors of some consecutive batches of one stream."""
-    pad = stream.pad
-    filled = [np.concatenate([p, np.zeros(-len(p) % pad, np.int64)]) for p in positions] if pad > 1 else positions
-    where, sizes = np.concatenate(filled), [len(p) for p in filled]
-    samples = stream.samples
-    columns: dict[str, Tensor] = {}
-    if world.options.augment.draws == "batch":
-        counter = torch.from_numpy(np.repeat(np.arange(first, first + len(sizes)), sizes))
-    else:  # a sample's number in its stream, whatever was padded
-        first_of = counted + np.cumsum([0, *(len(p) for p in positions)])
-        counter = torch.from_numpy(np.concatenate([np.arange(a, a + n) for a, n in zip(first_of, sizes)]))
-    for name, role in stream.views.items():
-        columns[name] = world.view(role, samples.rows[where], draws.bits(draws.key(key, "view", name), counter))
-    small = {"index": samples.index, "_rows": samples.rows} | samples.columns
-    if samples.y is not None:
-        small["y"] = samples.y
-    for name, values in small.items():
-        columns[name] = torch.from_numpy(np.ascontiguousarray(values[where])).to(world.device, non_blocking=True)
-    columns["_truth"] = world.truth[columns.pop("_rows")]
-    if pad > 1:
-        real = [np.arange(len(f)) < len(p) for p, f in zip(positions, filled)]
-        if not all(r.all() for r in real):
-            columns["rows"] = torch.from_numpy(np.concatenate(real)).to(world.device, non_blocking=True)
-    split = {name: t.split(sizes) for name, t in columns.items()}
-    return [{name: ts[k] for name, ts in split.items()} for k in range(len(sizes))]

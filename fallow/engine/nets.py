@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fallow.engine.replay import Replayed
-from fallow.methods.state import HEAVY, Layout, State
+from fallow.methods.state import HEAVY, Layout, State, padding
 from fallow.models.norms import adopt
 
 
@@ -43,7 +43,7 @@ class NetHandle:
         heavy = {id(p) for m in self.module.modules() if isinstance(m, HEAVY) for p in m.parameters(recurse=False)}
         self._cast = sum(id(p) in heavy for p in self.params) if wanted else 0
         entries = [e for e in self.layout.entries if e.group == "parameters"][: self._cast]
-        size = sum(e.numel for e in entries)
+        size = sum(p.numel() + padding(p) for p in self.params[: self._cast])
         self._half = torch.zeros(size, dtype=torch.bfloat16, device=self.modes.key.device)
         self._halves = [e.view(self._half) for e in entries]
         self.touched()
@@ -90,7 +90,7 @@ class NetHandle:
         parts: tuple[int, ...] | None = None,
     ) -> Tensor:
         """Logits, float32. Every call is a batch of its own for batch norm; `stats`: update, batch or running."""
-        self.modes.stats, self.modes.rows, self.modes.parts = stats, rows, parts
+        self.modes.stats, self.modes.rows, self.modes.parts = stats, rows, parts  # type: ignore[assignment]
         with self._autocast() if self._autocast else nullcontext():
             used = self._weights_for_call() if weights is None else dict(weights)
             z = self.module(x) if used is None else torch.func.functional_call(self.module, used, (x,))
@@ -183,8 +183,11 @@ def _flat(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
     for p, g in zip(like, grads):
         g = torch.zeros_like(p) if g is None else g
         pieces.append((g.permute(0, 2, 3, 1) if g.dim() == 4 else g).reshape(-1))
+        if gap := padding(p):
+            pieces.append(g.new_zeros(gap))
     mixed = len({x.dtype for x in pieces}) > 1
-    return torch.cat([x.float() for x in pieces] if mixed else pieces).float()
+    out = torch.cat([x.float() for x in pieces] if mixed else pieces)
+    return out.float() if out.dtype == torch.bfloat16 else out
 
 
 def _places(module: nn.Module) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ class Federated:
         self.server["model"] = self._travels(world.initial())
         self.method.start(self.server)
         self.seconds: dict[str, float] = {}
+        self.finishing: Callable[[], None] = lambda: None  # called when a round begins to take effect
         self._inference = world.net()
 
     def _travels(self, state: State) -> State:
@@ -83,8 +84,10 @@ class Federated:
         if turn.endswith("+last") and last:
             self._turn(tally)
         row = {"round": number + 1} | self._evaluated(number, last)
+        row |= self._metrics(number, jobs, updates, tally)
+        self.finishing()
         self.keep.write({o.party: self._record(o) for o in outcomes if o.party != SERVER}, number + 1)
-        return row | self._metrics(number, jobs, updates, tally)
+        return row
 
     def _jobs(self, beside: bool) -> list[Job]:
         server, jobs = self.server, []

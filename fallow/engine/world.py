@@ -135,10 +135,12 @@ class World:
 
     def view(self, role: str, rows: np.ndarray, keys: Tensor) -> Tensor:
         """Views of training images, made on the device."""
-        where = torch.from_numpy(np.ascontiguousarray(rows))
-        if self.device.type == "cuda":
-            where = where.pin_memory().to(self.device, non_blocking=True)
-        return self.normal(self.views(role, self.images.index_select(0, where), keys))
+        return self.normal(self.views(role, self.images.index_select(0, self.put(rows)), keys))
+
+    def put(self, values: np.ndarray | Tensor) -> Tensor:
+        """Host values on the device, without waiting for it."""
+        tensor = values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     def normal(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last)

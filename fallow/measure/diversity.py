@@ -45,7 +45,10 @@ def per_group(groups: Sequence[Sequence[Tensor]], form: str = "l2-squared") -> f
 
 
 def every(
-    gradients: Sequence[Tensor], updates: Sequence[Tensor], server: tuple[Tensor, Tensor] | None = None, scale: Scale = "paper"
+    gradients: Sequence[Tensor],
+    updates: Sequence[Tensor],
+    server: tuple[Tensor, Tensor] | None = None,
+    scale: Scale = "paper",
 ) -> dict[str, float]:
     """All definitions by name: 16 with the server's (gradient, update), 8 without."""
     found: dict[str, float] = {}
@@ -59,8 +62,6 @@ def every(
 def vector(parameters: State | Mapping[str, Tensor], without: Collection[str] = ()) -> Tensor:
     """The parameters as one vector, some names left out."""
     if isinstance(parameters, State):
-        if not without:
-            return parameters.groups["parameters"]
         parameters = parameters.only("parameters").tensors()
     return torch.cat([t.reshape(-1) for name, t in parameters.items() if name not in without])
 

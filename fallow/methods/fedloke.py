@@ -12,7 +12,12 @@ from fallow.methods.base import Method, Net, Plan, Value
 from fallow.methods.parts.losses import cross_entropy, entropy, kl, masked_mean
 
 Labelling = Literal["update", "batch", "running"]
-VIEWS = {"fedloke": ("weak", "strong"), "all-strong": ("strong",) * 2, "all-weak": ("weak",) * 2, "none": ("plain",) * 2}
+VIEWS = {
+    "fedloke": ("weak", "strong"),
+    "all-strong": ("strong", "strong"),
+    "all-weak": ("weak", "weak"),
+    "none": ("plain", "plain"),
+}
 
 
 class FedLoKe(Method):
@@ -36,18 +41,18 @@ class FedLoKe(Method):
     }
 
     class Options(Method.Options):
-        ema: float = key(0.7, "share of the old personal model in the fusion (0: no local model, 1: no fusion)", "mu", ge=0, le=1)
+        ema: float = key(0.7, "what the old personal model weighs (0: no local model, 1: no fusion)", "mu", ge=0, le=1)
         entropy: float = key(0.1, "entropy in nats below which a pseudo-label is used", "delta")
         ramp_rounds: int = key(200, "rounds until the unlabelled loss has full weight", "T_u", ge=1)
         personal_start: Literal["initial", "random", "received"] = key(
-            "initial", "a client's first personal model: the run's first weights, its own random ones, or the model it receives"
+            "initial", "a client's first personal model: the run's first weights, random ones of its own, what it gets"
         )
         unlabelled_schedule: Literal["resample", "epoch"] = key(
-            "resample", "both sets reshuffled after each pass over the labelled one, or one pass over the unlabelled set"
+            "resample", "both sets shuffled again after each pass over the labels, or one pass over the unlabelled set"
         )
         views: Literal["fedloke", "all-strong", "all-weak", "none"] = key("fedloke", "which views the nets see")
         global_pseudo_label: bool = key(True, "the global model labels for the personal one, too")
-        labelling: Labelling = key("update", "labelling pass: batch statistics that move the running ones, that do not, or eval mode")
+        labelling: Labelling = key("update", "BN when labelling: batch and move the running statistics, batch, running")
         batch: int | Literal["full"] = key(32, "labelled and unlabelled batch", "B")
         unlabelled_batch: int | str = key("equal", "unlabelled batch: equal to `batch`")
         lr: float = key(0.01, "learning rate of both models", "eta", gt=0)
@@ -107,8 +112,10 @@ class FedLoKe(Method):
             El, Eg = entropy(yl), entropy(yg)                                                              # Eqs. 5, 6
             sure_l, sure_g = El < self.o.entropy, Eg < self.o.entropy                                      # Eqs. 7, 8
             LUg = masked_mean(kl(yl, s.model(b.u.strong)), sure_l)                                         # Eq. 9
-            LUl = masked_mean(kl(yg, s.personal(b.u.strong)), sure_g) if self.o.global_pseudo_label else 0.0  # Eq. 10
-            loss = loss + b.ramp * (LUg + LUl)                                                             # Eqs. 11, 15, 16
+            LUl: Any = 0.0
+            if self.o.global_pseudo_label:
+                LUl = masked_mean(kl(yg, s.personal(b.u.strong)), sure_g)                                  # Eq. 10
+            loss = loss + b.ramp * (LUg + LUl)                                                             # Eqs. 15, 16
             s.judge(b.u, yl.argmax(1), sure_l)
             s.judge(b.u, yg.argmax(1), sure_g, name="global_label")
             s.log(entropy_local=El, entropy_global=Eg)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from pydantic import model_validator
 
-from fallow.config import Kept, Weights, key
+from fallow.config import Weights, key
 from fallow.methods.base import Plan, Updates
 from fallow.methods.fixmatch import Empty, FixMatch
 from fallow.methods.parts.batching import paired
@@ -34,32 +34,30 @@ class FedRGD(FixMatch):
             "lr": 0.146,
             "schedule": "cosine-7-16,warmup=5120,turns=2.3,floor=1e-4",
         },
-        "released": {"group_split": "ceil-blocks", "first_round_extra_step": True},
+        "released": {"group_split": "ceil-blocks", "first_round_extra_step": True, "optimizer_state": "travel"},
     }
 
     class Options(GroupedOptions, FixMatch.Options):
         objective: Literal["crl", "self-training", "supervised"] = key(
             "crl", "clients: strong views learn from weak ones, weak views from themselves, or labels only"
         )
-        first_round_extra_step: bool = key(False, "T+1 steps in the first round of every epoch, as in the released code")
+        first_round_extra_step: bool = key(False, "T+1 steps in the first round of an epoch, as in the released code")
         epoch_samples: int = key(65536, "samples per party that make up one of those epochs", "M", ge=1)
         empty_step: Empty = key("take", "a party without labels and nothing accepted: skip the step, or take it")
         steps: int | Literal["match-unlabelled"] | None = key(16, "steps between two averagings", "T")
         epochs: float | None = key(None, "passes over its data a client makes in a round, instead of `steps`", gt=0)
         batch: int | Literal["full"] = key(64, "labelled batch", "B")
-        unlabelled_batch: int | str = key("equal", "unlabelled batch: a count, match-steps[:floor], equal, ratio:N, full")
+        unlabelled_batch: int | str = key("equal", "unlabelled batch: a count, equal, ratio:N, match-steps, full")
         weight_decay: float = key(1e-4, "on every parameter", ge=0)
         schedule: str = key("cosine-7-16", "constant | cosine | cosine-7-16, options after commas")
-        optimizer_state: Kept = key("travel", "local optimiser state: new each round, kept at the client, or travelling")
         weights: Weights = key("uniform", "what a client weighs in the mean")
 
         @model_validator(mode="before")
         @classmethod
         def _group_norm(cls, values: Any) -> Any:
             """GN takes the place of every BN; a model without batch norm stays as it is."""
-            if isinstance(values, dict) and values.get("norm") is None and default_norm(str(values.get("model"))) == "bn":
-                return values | {"norm": "gn"}
-            return values
+            untold = isinstance(values, dict) and values.get("norm") is None
+            return values | {"norm": "gn"} if untold and default_norm(str(values.get("model"))) == "bn" else values
 
     @classmethod
     def scenario_defaults(cls, labels: str) -> dict[str, Any]:
@@ -91,10 +89,12 @@ class FedRGD(FixMatch):
         if party.steps:
             x, u = (replace(stream, steps=stop - first, tail="drop") for stream in (x, u))
         plan = Plan(self.supervised, x=x) if self.o.objective == "supervised" else Plan(x=x, u=u)
-        return plan.having(lr=party.rates(first, stop - first)) if party.steps and self.o.first_round_extra_step else plan
+        if self.o.first_round_extra_step and party.steps:
+            return plan.having(lr=party.rates(first, stop - first))
+        return plan
 
     def _made(self, party: Any, rounds: int) -> int:
-        """Steps a party has made after so many rounds: T each, and perhaps one more in the first round of every epoch."""
+        """Steps a party has made after so many rounds: T each, perhaps one more in the first round of an epoch."""
         T = party.steps or 0
         if not self.o.first_round_extra_step:
             return rounds * T

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 HEAVY = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # what autocast computes in bf16
+ALIGNED = 16  # elements
 GROUPS = ("parameters", "statistics", "counters")
 
 
@@ -47,11 +48,16 @@ class Layout:
         for name, tensor in _named(module):
             group = _group(tensor)
             entries.append(Entry(name, group, tuple(tensor.shape), _stride(tensor), sizes[group]))
-            sizes[group] += tensor.numel()
+            sizes[group] += tensor.numel() + padding(tensor)
         return Layout(tuple(entries), tuple(sizes.items()))
 
     def names(self, group: str | None = None) -> list[str]:
         return [e.name for e in self.entries if group in (None, e.group)]
+
+
+def padding(tensor: Tensor) -> int:
+    """Zeros that follow a tensor in its flat one, so that the next begins where vectorised kernels may read."""
+    return -tensor.numel() % ALIGNED if tensor.is_floating_point() else 0
 
 
 def _named(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -115,7 +121,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.groups.values())
+        return sum(e.numel * self.groups[e.group].element_size() for e in self.layout.entries if e.group in self.groups)
 
     def __repr__(self) -> str:
         return f"State({', '.join(f'{g}: {t.numel():,}' for g, t in self.groups.items())})"

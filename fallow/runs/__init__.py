@@ -27,6 +27,7 @@ from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods.base import Method
 from fallow.runs.folder import Row, RunFolder
+from fallow.runs.interrupts import Interrupts
 from fallow.runs.settings import config_hash, recipe, resolve, stored
 
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("end", summary)
@@ -44,6 +45,9 @@ class Result:
             return json.loads((self.path / "summary.json").read_text())
         except FileNotFoundError:
             raise UserError(f"the run {self.path} has no summary yet", f"continue it with `fallow resume {self.path}`") from None
+        except ValueError:
+            cause = f"the summary of the run {self.path} is damaged"
+            raise UserError(cause, f"delete it and write it anew with `fallow resume {self.path}`") from None
 
     @property
     def metrics(self) -> list[Row]:
@@ -100,22 +104,25 @@ class Run:
         stop = min(stop_after or o.rounds, o.rounds)
         watch("start", self)
         committed = self.done
-        try:
-            while self.done < stop:
-                started = time.perf_counter()
-                row = self.federated.round(self.done)
-                self.done += 1
-                row["seconds"]["round"] = round(time.perf_counter() - started, 4)
-                self.folder.append(row)
-                watch("round", row)
-                if self.done % o.checkpoint_every == 0 or self.done == stop:
+        with Interrupts() as interrupts:
+            self.federated.finishing = interrupts.hold
+            try:
+                while self.done < stop:
+                    started = time.perf_counter()
+                    row = self.federated.round(self.done)
+                    self.done += 1
+                    row["seconds"]["round"] = round(time.perf_counter() - started, 4)
+                    self.folder.append(row)
+                    if self.done % o.checkpoint_every == 0 or self.done == stop:
+                        self.commit()
+                        committed = self.done
+                    interrupts.release()
+                    watch("round", row)
+            except KeyboardInterrupt:
+                if committed < self.done:
                     self.commit()
-                    committed = self.done
-        except KeyboardInterrupt:
-            if committed < self.done:
-                self.commit()
-            self._conclude("interrupted")
-            raise
+                self._conclude("interrupted")
+                raise
         summary = self._conclude("finished" if self.done == o.rounds else "stopped")
         watch("end", summary)
         return Result(self.folder.path)
@@ -211,34 +218,46 @@ def run(
     `data` may also be a `Source` (see `fallow.data.sources.from_dataset`). Gives a result with `.accuracy`,
     `.metrics`, `.model()` and `.path`.
     """
+    _check_stop(stop_after)
     method, options, source, federation = prepare(recipe, keys, download=download)
-    if stop_after is not None and stop_after < 1:
-        raise UserError(f"--stop-after {stop_after} is not a round", "rounds count from 1")
     plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{options.method}-{options.data}-seed{options.seed}")
     folder = RunFolder.new(Path(out), name or plain.strip("-").lower()[-80:])
-    folder.lock()
-    disk.write(folder.config, configuration.dump(options))
-    with disk.told(folder.federation):
-        federation.save(folder.federation)
-    disk.write(folder.metrics, "")
-    return Run(folder, method, options, source, federation).go(stop_after, watch)
+    with folder.locked():
+        try:
+            disk.write(folder.config, configuration.dump(options))
+            with disk.told(folder.federation):
+                federation.save(folder.federation)
+            disk.write(folder.metrics, "")
+            at_work = Run(folder, method, options, source, federation)
+        except BaseException:
+            folder.remove()  # nothing was run, so nothing stays behind
+            raise
+        return at_work.go(stop_after, watch)
 
 
 def resume(path: str | Path, *, stop_after: int | None = None, source: Source | None = None, watch: Watcher | None = None) -> Result:
     """Goes on with a run that was stopped, at whatever moment, to the same end as if it had not been."""
+    _check_stop(stop_after)
     folder = RunFolder.existing(_found(Path(path)))
     method, options = stored(folder.config)
-    if folder.committed() >= options.rounds and folder.summary.is_file():
+    if folder.committed() >= options.rounds and folder.concluded() == "finished":
         return Result(folder.path)
-    folder.lock()
-    source = load_source(options, source)
-    federation = Federation.load(folder.federation) if folder.federation.is_file() else make_federation(options, source)
-    if not folder.federation.is_file():
-        with disk.told(folder.federation):
-            federation.save(folder.federation)
-    at_work = Run(folder, method, options, source, federation)
-    at_work.restore()
-    return at_work.go(stop_after, watch)
+    with folder.locked():
+        source = load_source(options, source)
+        if folder.federation.is_file():
+            federation = Federation.load(folder.federation)
+        else:
+            federation = make_federation(options, source)
+            with disk.told(folder.federation):
+                federation.save(folder.federation)
+        at_work = Run(folder, method, options, source, federation)
+        at_work.restore()
+        return at_work.go(stop_after, watch)
+
+
+def _check_stop(stop_after: int | None) -> None:
+    if stop_after is not None and stop_after < 1:
+        raise UserError(f"--stop-after {stop_after} is not a round", "rounds count from 1")
 
 
 def load_result(path: str | Path) -> Result:

@@ -6,6 +6,8 @@ import fcntl
 import hashlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +28,21 @@ class RunFolder:
         self.config, self.federation = path / "config.yaml", path / "federation.npz"
         self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoint"
         self.model, self.summary, self.kept = path / "model.safetensors", path / "summary.json", path / "keep"
-        self._lock: Any = None
 
     @staticmethod
     def new(out: Path, name: str) -> RunFolder:
         """A folder of its own: `name`, or `name-2`, `name-3`, ... where that is taken."""
-        with disk.told(out):
-            out.mkdir(parents=True, exist_ok=True)
+        try:
+            with disk.told(out):
+                out.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise UserError(f"{out} is a file, not a folder", "choose another folder with --out") from None
         number = 1
         while True:
             path = out / (name if number == 1 else f"{name}-{number}")
             try:
                 with disk.told(path):
-                    path.mkdir()
+                    path.mkdir(parents=True)
                 return RunFolder(path)
             except FileExistsError:
                 number += 1
@@ -50,14 +54,20 @@ class RunFolder:
             raise UserError(f"there is no run at {path}", "give the folder of a run, such as runs/NAME")
         return folder
 
-    def lock(self) -> None:
-        """One process at a time; the lock goes with the process."""
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process at a time; the lock of a dead process is no lock."""
         with disk.told(self.path):
-            self._lock = open(self.path / ".lock", "w")  # noqa: SIM115
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"the run {self.path} is being run by another process", "wait for it, or stop it") from None
+            file = open(self.path / ".lock", "w")  # noqa: SIM115
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"the run {self.path} is being run by another process", "wait for it, or stop it") from None
+            yield
 
     # -- metrics -------------------------------------------------------------------------------------------------------
     def rows(self) -> list[Row]:
@@ -97,18 +107,19 @@ class RunFolder:
         data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
         index = {"round": round, "shape": shape, "keep": keep, "sha256": hashlib.sha256(data).hexdigest()}
         part, final = self.checkpoints / f".{round}.part", self.checkpoints / str(round)
+        if final.is_dir():  # an interrupt came while this round was being committed
+            return
         with disk.told(final):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
         try:
             disk.write(part / "server.safetensors", data)
             disk.write(part / "index.json", json.dumps(index))
+            disk.sync(part)
         except UserError:
             shutil.rmtree(part, ignore_errors=True)
             raise
         with disk.told(final):
-            if final.exists():
-                shutil.rmtree(final)
             part.rename(final)
             disk.sync(self.checkpoints)
         for old in self.checkpoints.iterdir():
@@ -132,6 +143,13 @@ class RunFolder:
     # -- the result --------------------------------------------------------------------------------------------------------
     def write_model(self, state: State) -> None:
         disk.write(self.model, save({n: t.detach().cpu().contiguous() for n, t in state.tensors().items()}))
+
+    def concluded(self) -> str | None:
+        """How the run last ended; None if it never did, or left no readable summary."""
+        try:
+            return json.loads(self.summary.read_text()).get("status")
+        except (OSError, ValueError, AttributeError):
+            return None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         disk.write(self.summary, json.dumps(summary, indent=1) + "\n")

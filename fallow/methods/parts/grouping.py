@@ -21,11 +21,11 @@ class GroupedOptions(Config):
     average: Literal["mean", "grouped"] = key("grouped", "one mean of all, or group models and their mean")
     groups: int | Literal["auto"] = key("auto", "groups; auto: one per ten active clients, at least 2", "S")
     group_assignment: Literal["slot", "history", "fixed"] = key(
-        "slot", "a client starts from the model of the group it is drawn into, of the group it was in last, or of its own for good"
+        "slot", "a client starts from the model of the group it is drawn into, was in last, or is in for good"
     )
     group_split: Split = key("balanced", "group sizes differ by at most 1, or blocks of ceil(C/S) with the rest last")
     group_models: bool = key(True, "clients start from a group's model; false: all from the mean of the groups")
-    server_copies: int = key(1, "how often the server counts in a mean (average=mean with S copies: grouping's weights)", ge=1)
+    server_copies: int = key(1, "how often the server counts in a mean", ge=1)
 
 
 def group_sizes(active: int, groups: int, split: Split = "balanced") -> list[int]:
@@ -64,7 +64,7 @@ class Grouping:
         if isinstance(o.groups, int) and not 1 <= o.groups <= o.active_count:
             return f"groups={o.groups} for {o.active_count} active clients; use 1 to {o.active_count} groups"
         if o.group_assignment == "fixed" and o.active_count != o.clients:
-            return f"group_assignment=fixed with {o.active_count} of {o.clients} clients active; let all take part, or use slot"
+            return f"group_assignment=fixed with {o.active_count} of {o.clients} clients active; use slot, or let all take part"
         if o.weights == "half":
             return "weights=half has no meaning inside a group; use weights=uniform, or average=mean"
         return None
