@@ -27,7 +27,8 @@ Download = Annotated[bool, typer.Option("--download", help="Fetch the data set i
 def main() -> None:
     """Runs the command; a user's mistake ends in one sentence and exit code 2."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # typer's own word for Ctrl-C is 130
+        sys.exit(code if isinstance(code, int) else 0)
     except UserError as e:
         if debug:
             raise
@@ -35,8 +36,6 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
-    except typer.Exit as e:
-        sys.exit(e.exit_code)
     except Exception as e:
         if hasattr(e, "format_message") and hasattr(e, "exit_code"):  # click's own: a wrong flag, a missing argument
             Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/red] {escape(e.format_message())}")

@@ -13,8 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from conftest import TINY, rows, same, weights
+from conftest import TINY, few_digits, rows, same, weights
 
 import fallow
 from fallow.engine.round import Federated
@@ -23,10 +24,22 @@ from fallow.runs import Run
 from fallow.runs.folder import RunFolder
 
 KEYS = {
-    "method": "fixmatch", "data": "digits", "clients": 4, "active": 2, "label_count": 40, "batch": 8, "steps": 1, "norm": "bn",
+    "method": "fixmatch", "clients": 4, "active": 2, "label_count": 40, "batch": 8, "steps": 1, "norm": "bn",
     "unlabelled_batch": 8, "threshold": 0.12, "optimizer_state": "keep", "eval_every": 10, "device": "cpu", "slots": 1, "rounds": 60,
 }  # fmt: skip
-WORDS = [f"{k}={v}" for k, v in KEYS.items()]
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> dict[str, Any]:
+    """Of a run of many short rounds, on data that is quickly there."""
+    source, path = few_digits(), tmp_path / "digits.npz"
+    arrays = {"images": source.train.images, "labels": source.train.labels, "test_images": source.test.images, "test_labels": source.test.labels}
+    np.savez(path, **{k: v.numpy() for k, v in arrays.items()})
+    return KEYS | {"data": f"numpy:{path}"}
+
+
+def worded(keys: dict[str, Any]) -> list[str]:
+    return [f"{k}={v}" for k, v in keys.items()]
 
 
 def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
@@ -49,11 +62,11 @@ def wait_for(metrics: Path, count: int, process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.xdist_group("kills")
-def test_killed_ten_times(tmp_path: Path) -> None:
-    through = fallow.run(out=tmp_path, name="through", **KEYS)
+def test_killed_ten_times(tmp_path: Path, keys: dict[str, Any]) -> None:
+    through = fallow.run(out=tmp_path, name="through", **keys)
     rng, run = random.Random(time.time_ns()), tmp_path / "run"
     metrics, kills, in_training = run / "metrics.jsonl", 0, 0
-    process = started("run", *WORDS, "--out", str(tmp_path), "--name", "run", cwd=tmp_path)
+    process = started("run", *worded(keys), "--out", str(tmp_path), "--name", "run", cwd=tmp_path)
     for number in range(10):
         before = max(0, lines(metrics)) if number else -1
         if number in (2, 6):  # while it starts
@@ -66,7 +79,7 @@ def test_killed_ten_times(tmp_path: Path) -> None:
         kills += process.wait() == -signal.SIGKILL
         process.communicate()
         if not (run / "config.yaml").exists():
-            process = started("run", *WORDS, "--out", str(tmp_path), "--name", "run", cwd=tmp_path)
+            process = started("run", *worded(keys), "--out", str(tmp_path), "--name", "run", cwd=tmp_path)
         else:
             process = started("resume", str(run), cwd=tmp_path)
     out, err = process.communicate()
@@ -77,10 +90,10 @@ def test_killed_ten_times(tmp_path: Path) -> None:
     assert len(list((run / "keep").iterdir())) == 4
 
 
-def test_interrupted(tmp_path: Path) -> None:
+def test_interrupted(tmp_path: Path, keys: dict[str, Any]) -> None:
     """Ctrl-C commits the last finished round, although a checkpoint is not due, and says how to go on."""
     run = tmp_path / "run"
-    words = ["run", *WORDS, "checkpoint_every=1000", "--out", str(tmp_path), "--name", "run"]
+    words = ["run", *worded(keys), "checkpoint_every=1000", "--out", str(tmp_path), "--name", "run"]
     process = started(*words, cwd=tmp_path)
     wait_for(run / "metrics.jsonl", 3, process)
     with pytest.raises(UserError, match=f"the run {run} is being run by another process; wait for it, or stop it"):
@@ -92,7 +105,7 @@ def test_interrupted(tmp_path: Path) -> None:
     assert done >= 3 and f"interrupted after round {done}; go on with: fallow resume {run}" in out
     assert RunFolder(run).committed() == done
     assert json.loads((run / "summary.json").read_text())["status"] == "interrupted"
-    same(fallow.resume(run).path, fallow.run(out=tmp_path, name="through", **KEYS).path)  # the dead process's lock is no lock
+    same(fallow.resume(run).path, fallow.run(out=tmp_path, name="through", **keys).path)  # the dead process's lock is no lock
 
 
 @pytest.mark.parametrize("moment", ["round", "keep", "append", "commit"])
@@ -124,7 +137,7 @@ def test_interrupted_at_the_worst_moment(moment: str, tmp_path: Path, monkeypatc
 
 
 def test_stopped_and_resumed(tmp_path: Path, fallow_cli: Any) -> None:
-    words = [f"{k}={v}" for k, v in (TINY | {"method": "fixmatch", "rounds": 4, "schedule": "cosine"}).items()]
+    words = worded(TINY | {"method": "fixmatch", "rounds": 4, "schedule": "cosine"})
     through = fallow_cli("run", *words, "--name", "through")
     stopped = fallow_cli("run", *words, "--name", "run", "--stop-after", "1")
     assert stopped.code == 0 and "stopped after round 1; go on with: fallow resume runs/run" in stopped.out

@@ -46,6 +46,7 @@ class Keep:
         for client, record in records.items():
             if not record:
                 continue
+            record = self.read(client) | record  # what this round did not touch stays
             self.version[client] = round
             self._unsaved.add(client)
             self._remember(client, record)

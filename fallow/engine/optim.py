@@ -53,8 +53,9 @@ class Optimizer:
         new["step"] = self.tensors["step"] + 1
         new["mean"] = torch.lerp(g, self.tensors["mean"], beta1)
         new["square"] = self.tensors["square"] * beta2 + (1 - beta2) * g * g
-        mean = new["mean"] / (1 - beta1 ** new["step"])
-        square = new["square"] / (1 - beta2 ** new["step"])
+        step = new["step"].double()  # in float32, 1 - beta2 has four digits left
+        mean = new["mean"] / (1 - beta1**step)
+        square = new["square"] / (1 - beta2**step)
         return mean / (square.sqrt() + eps)
 
 

@@ -93,9 +93,9 @@ def cumulative(net: NetHandle, batches: Iterable[Tensor]) -> None:
     for m in norms:
         m.momentum = 1.0  # after a call the running statistics are that batch's own
     total, number = torch.zeros_like(found, dtype=torch.float64), 0
-    for number, x in enumerate(batches, start=1):
+    for x in batches:
         net.replayed("update")(x)
-        total += found
+        total, number = total + found, number + 1
     found.copy_(total / number)
     net.modes.tracks = tracks
     for m, momentum in zip(norms, momenta):
