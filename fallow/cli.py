@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +15,10 @@ from rich.table import Table
 from fallow.errors import UserError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
-console = Console(highlight=False)
+silent = os.environ.get("RANK", "0") != "0"  # under torchrun rank 0 speaks for all
+console = Console(highlight=False, quiet=silent)
 if not console.is_terminal:
-    console = Console(highlight=False, width=200)  # a file or a pipe has no edge to wrap at
+    console = Console(highlight=False, width=200, quiet=silent)  # a file or a pipe has no edge to wrap at
 debug = False
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)]
@@ -32,13 +34,13 @@ def main() -> None:
     except UserError as e:
         if debug:
             raise
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/red] {escape(str(e))}")
+        Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent).print(f"[red]error:[/red] {escape(str(e))}")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as e:
         if hasattr(e, "format_message") and hasattr(e, "exit_code"):  # click's own: a wrong flag, a missing argument
-            Console(stderr=True, highlight=False, soft_wrap=True).print(f"[red]error:[/red] {escape(e.format_message())}")
+            Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent).print(f"[red]error:[/red] {escape(e.format_message())}")
             sys.exit(2)
         raise
 
@@ -86,11 +88,10 @@ def resume(
     from fallow import runs
     from fallow.progress import Bar
 
-    before = runs.load_result(path)
     with Bar(console, quiet) as bar:
         result = runs.resume(path, stop_after=stop_after, watch=bar)
     if not bar.started:
-        console.print(f"The run {before.path} is finished; nothing to do.")
+        console.print(f"The run {result.path} is finished; nothing to do.")
     _print_result(result)
 
 
@@ -169,6 +170,8 @@ def _print_table(rows: list[tuple[str, ...]]) -> None:
 
 
 def _print_result(result: Any) -> None:
+    if silent:
+        return
     s = result.summary
     if s["last"] is not None:
         console.print(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")

@@ -8,7 +8,7 @@ import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,20 +59,35 @@ class Federation:
             for side in ("labelled", "unlabelled")
         }
 
-    def save(self, path: Path | str) -> None:
-        """Writes one .npz: whole or not at all."""
-        path = Path(path)
-        arrays = {
+    def arrays(self) -> dict[str, Any]:
+        """All of it as a few arrays, for a file or another process."""
+        return {
             "server": self.server.labelled,
             "dropped": self.dropped,
             **_packed("labelled", [client.labelled for client in self.clients]),
             **_packed("unlabelled", [client.unlabelled for client in self.clients]),
             "about": np.frombuffer(json.dumps(self._about()).encode(), np.uint8),
         }
+
+    @staticmethod
+    def of(arrays: Mapping[str, Any]) -> Federation:
+        """What `arrays` gave; ValueError where its fingerprint does not agree."""
+        about = json.loads(arrays["about"].tobytes())
+        sides = zip(_unpacked(arrays, "labelled"), _unpacked(arrays, "unlabelled"), strict=True)
+        clients = tuple(Holding(labelled, unlabelled) for labelled, unlabelled in sides)
+        server, names = Holding(arrays["server"], EMPTY), tuple(about["names"])
+        federation = Federation(server, clients, arrays["dropped"], names, about["spec"], about["tries"])
+        if federation.fingerprint != about["fingerprint"] or len(names) != len(clients):
+            raise ValueError("fingerprint")
+        return federation
+
+    def save(self, path: Path | str) -> None:
+        """Writes one .npz: whole or not at all."""
+        path = Path(path)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+                np.savez_compressed(file, **self.arrays())  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
@@ -90,20 +105,11 @@ class Federation:
         damaged = UserError(f"the federation file {path} is damaged", "restore it, or delete it and make it again")
         try:
             with np.load(path, allow_pickle=False) as file:
-                about = json.loads(file["about"].tobytes())
-                sides = zip(_unpacked(file, "labelled"), _unpacked(file, "unlabelled"), strict=True)
-                clients = tuple(Holding(labelled, unlabelled) for labelled, unlabelled in sides)
-                server, dropped = Holding(file["server"], EMPTY), file["dropped"]
-            names, spec, tries = tuple(about["names"]), about["spec"], about["tries"]
-            written = about["fingerprint"]
+                return Federation.of(file)
         except FileNotFoundError:
             raise UserError(f"there is no federation file {path}", "check the path, or make it first") from None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
             raise damaged from None
-        federation = Federation(server, clients, dropped, names, spec, tries)
-        if federation.fingerprint != written or len(names) != len(clients):
-            raise damaged
-        return federation
 
 
 def _tally(labels: Ints, classes: int) -> Ints:

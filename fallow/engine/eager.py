@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from fallow.engine.feed import Step
 from fallow.engine.party import Job, Outcome, run_step, work
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
-from fallow.engine.feed import Step
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -27,7 +27,9 @@ def pool() -> ThreadPoolExecutor:
 
 
 def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores of this machine for this process, which may share it with other ranks."""
+    here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def spread(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> list[Any]:

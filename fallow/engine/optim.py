@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fallow.config import Config
+from fallow.methods.state import State
 
 
 class Optimizer:
@@ -22,9 +23,10 @@ class Optimizer:
         for tensor in self.tensors.values():
             tensor.zero_()
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load(self, stored: dict[str, State | Tensor]) -> None:
         for name, tensor in self.tensors.items():
-            tensor.copy_(tensors[name])
+            value = stored[name]
+            tensor.copy_(value.groups["parameters"] if isinstance(value, State) else value)
 
     @torch.no_grad()
     def step(self, w: Tensor, g: Tensor, lr: Tensor, when: Tensor | None = None) -> None:

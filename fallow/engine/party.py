@@ -42,7 +42,7 @@ class Outcome:
     steps: int
     update: Update | None
     record: dict[str, Any]
-    optimizers: dict[str, dict[str, Tensor]]
+    optimizers: dict[str, dict[str, State | Tensor]]
     logs: dict[str, Tensor]
     finite: Tensor
 
@@ -148,7 +148,7 @@ def work(world: World, slot: Slot, job: Job) -> Iterator[feed.Step | torch.cuda.
     return _finish(world, slot, party)  # type: ignore[return-value]
 
 
-def _start(world: World, job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]], float]:
+def _start(world: World, job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]], float]:
     """What the slot is filled with: the client's record if kept, else the message, else fresh weights."""
     things: dict[str, Any] = {}
     for name, spec in world.held.items():
@@ -197,14 +197,18 @@ def _numbers(world: World, party: Party, made: int, length: int, total: int, giv
 def _finish(world: World, slot: Slot, party: Party) -> Outcome:
     update = world.method.end(party)
     record: dict[str, Any] = {}
-    optimizers: dict[str, dict[str, Tensor]] = {}
+    optimizers: dict[str, dict[str, State | Tensor]] = {}
     for name, spec in world.held.items():
         if spec.keep:
             record[name] = slot.record(name)
         if isinstance(spec, Net) and spec.train:
             how = "keep" if party.is_server else spec.optimizer or world.options.optimizer_state
             if how != "reset" and party.made:
-                optimizers[name] = {k: t.clone() for k, t in slot.optimizers[name].tensors.items()}
+                layout = slot.nets[name].layout
+                optimizers[name] = {
+                    k: State(layout, {"parameters": t.clone()}) if t.dim() else t.clone()
+                    for k, t in slot.optimizers[name].tensors.items()
+                }
     if update is not None:
         update.entries = {k: v.clone() for k, v in update.entries.items()}
         update.client = None if party.is_server else party.id
@@ -232,8 +236,10 @@ class Tally:
     def add(self, logs: dict[str, Tensor]) -> None:
         for name, pair in logs.items():
             total, count = pair.tolist()
+            if not count:  # left over from an earlier party of the slot
+                continue
             old = self.totals.setdefault(name, [0.0, 0.0])
             old[0], old[1] = old[0] + total, old[1] + count
 
     def means(self) -> dict[str, float | None]:
-        return {n: (t / c if c else None) for n, (t, c) in self.totals.items()}
+        return {n: t / c for n, (t, c) in sorted(self.totals.items())}

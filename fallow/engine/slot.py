@@ -117,7 +117,7 @@ class Slot:
 
     # -- filling and emptying ------------------------------------------------------------------------------------------
     @torch.no_grad()
-    def load(self, things: dict[str, State | Tensor], optimizers: dict[str, dict[str, Tensor]], prox: float) -> None:
+    def load(self, things: dict[str, State | Tensor], optimizers: dict[str, dict[str, Any]], prox: float) -> None:
         """Takes in a party: its nets and values, its optimisers (absent: fresh ones)."""
         for name, thing in things.items():
             if isinstance(thing, State):

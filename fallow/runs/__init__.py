@@ -7,6 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from fallow.config import Config
 from fallow.data import sources
 from fallow.data.federate import Federation, Spec, federate
 from fallow.data.sources import Source
+from fallow.engine import ranks
 from fallow.engine.eager import Eager
 from fallow.engine.keep import Keep
+from fallow.engine.ranks import RankLost, Ranks
 from fallow.engine.round import Executor, Federated
 from fallow.engine.slots import Slots
 from fallow.engine.world import World
 from fallow.errors import UserError
+from fallow.methods import find
 from fallow.methods.base import Method
 from fallow.runs.folder import Row, RunFolder
 from fallow.runs.interrupts import Interrupts
@@ -77,8 +81,43 @@ class Result:
 
 
 def executor_for(world: World) -> Executor:
-    """Slots with captured steps on CUDA, threads on CPU; `capture=false` is the plain reference on either."""
-    return Slots(world, print) if world.device.type == "cuda" and world.options.capture else Eager(world)
+    """Slots with captured steps on CUDA, threads on CPU; `capture=false` is the plain reference on either.
+
+    Where torchrun started several processes, rank 0 shares the work with the others.
+    """
+    captured, rank = world.device.type == "cuda" and world.options.capture, ranks.number()
+    own: Executor = Slots(world, print if rank == 0 else lambda _: None) if captured else Eager(world)
+    if rank or ranks.count() == 1:
+        return own
+    federation = {name: torch.tensor(array) for name, array in world.federation.arrays().items()}
+    return Ranks(world, own, {"options": world.options.model_dump(mode="json"), "federation": federation})
+
+
+def _together(lead: Callable[[], Result], source: Source | None) -> Result:
+    """Rank 0 leads a run; the others do their share of its work until it is done, and then have the same result."""
+    if ranks.count() == 1:
+        return lead()
+    if ranks.number():
+        return Result(Path(ranks.serve(lambda begin: _built(begin, source))))
+    post = ranks.post()
+    try:
+        result = lead()
+    except BaseException:
+        with suppress(UserError):
+            post.dismiss(None)
+        raise
+    post.dismiss(str(result.path))
+    return result
+
+
+def _built(begin: dict[str, Any], source: Source | None) -> tuple[World, Executor]:
+    """The world of the run that rank 0 began."""
+    method = find(begin["options"]["method"])
+    options = configuration.validate(method.Options, begin["options"])
+    source = load_source(options, source)
+    federation = Federation.of({name: tensor.numpy() for name, tensor in begin["federation"].items()})
+    world = World(options, method(options, len(source.classes)), source, federation)
+    return world, executor_for(world)
 
 
 class Run:
@@ -104,7 +143,8 @@ class Run:
         stop = min(stop_after or o.rounds, o.rounds)
         watch("start", self)
         committed = self.done
-        with Interrupts() as interrupts:
+        terminated = RankLost("another rank has ended, or the run was told to stop") if ranks.count() > 1 else None
+        with Interrupts(terminated) as interrupts:
             self.federated.finishing = interrupts.hold
             try:
                 while self.done < stop:
@@ -118,10 +158,14 @@ class Run:
                         committed = self.done
                     interrupts.release()
                     watch("round", row)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, RankLost) as end:
+                interrupts.hold()
                 if committed < self.done:
                     self.commit()
                 self._conclude("interrupted")
+                if isinstance(end, RankLost):
+                    kept = f"the rounds up to {self.done} are kept, go on with `fallow resume {self.folder.path}`, with torchrun or without"
+                    raise UserError(f"{end.cause} (in round {self.done + 1})", kept) from None
                 raise
         summary = self._conclude("finished" if self.done == o.rounds else "stopped")
         watch("end", summary)
@@ -219,9 +263,16 @@ def run(
     `.metrics`, `.model()` and `.path`.
     """
     _check_stop(stop_after)
+    source = keys["data"] if isinstance(keys.get("data"), Source) else None
+    return _together(lambda: _run(recipe, keys, Path(out), name, stop_after, download, watch), source)
+
+
+def _run(
+    recipe: str | None, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool, watch: Watcher | None
+) -> Result:
     method, options, source, federation = prepare(recipe, keys, download=download)
     plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{options.method}-{options.data}-seed{options.seed}")
-    folder = RunFolder.new(Path(out), name or plain.strip("-").lower()[-80:])
+    folder = RunFolder.new(out, name or plain.strip("-").lower()[-80:])
     with folder.locked():
         try:
             disk.write(folder.config, configuration.dump(options))
@@ -238,7 +289,11 @@ def run(
 def resume(path: str | Path, *, stop_after: int | None = None, source: Source | None = None, watch: Watcher | None = None) -> Result:
     """Goes on with a run that was stopped, at whatever moment, to the same end as if it had not been."""
     _check_stop(stop_after)
-    folder = RunFolder.existing(_found(Path(path)))
+    return _together(lambda: _resume(Path(path), stop_after, source, watch), source)
+
+
+def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None) -> Result:
+    folder = RunFolder.existing(_found(path))
     method, options = stored(folder.config)
     if folder.committed() >= options.rounds and folder.concluded() == "finished":
         return Result(folder.path)

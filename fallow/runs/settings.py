@@ -1,19 +1,27 @@
-"""From a recipe and key=value to one complete, typed setting: default < method < reading < recipe < command line."""
+"""From a recipe and key=value to one complete, typed setting.
+
+The later wins: default, method, reading, recipe, its row, its cell, command line. A table's recipe has `rows` (printed
+method name -> keys) and `cells` (data -> printed setting -> keys); see docs/recipes.md.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from fallow.config import VERSION, Config, merge, read_yaml, validate
 from fallow.errors import UserError, suggest
-from fallow.methods import find
+from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
 
 Keys = dict[str, Any]
+GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
 UNHASHED = {"data_dir", "device", "slots", "capture", "compile", "keep_memory", "view_memory", "checkpoint_every"}
 
 
@@ -32,20 +40,153 @@ def recipe(name: str) -> Keys:
     keys = read_yaml(path)
     parent = keys.pop("inherit", None)
     keys.pop("about", None)
-    return merge(recipe(parent), keys) if parent else keys
+    if not parent:
+        return keys
+    inherited = {k: v for k, v in recipe(parent).items() if k not in keys or k not in ("rows", "cells")}
+    return merge(inherited, keys)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Cell:
+    """A printed (data, setting) of a table and the keys it stands for; `rows` has further keys for single rows."""
+
+    data: str
+    setting: str
+    keys: Keys
+    rows: dict[str, Keys]
+
+    @property
+    def name(self) -> str:
+        return f"{self.data} {self.setting}"
+
+    @property
+    def slug(self) -> str:
+        return slug(self.name)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table's recipe: what all its runs share, its rows, its cells, and the statistic and seeds it reports."""
+
+    shared: Keys
+    own: str
+    by: tuple[str, ...]
+    rows: dict[str, Keys]
+    cells: tuple[Cell, ...]
+    statistic: str
+    seeds: int
+
+    @staticmethod
+    def of(keys: Keys) -> Grid | None:
+        """The grid that a recipe's keys describe; None where they are those of a single run."""
+        if "cells" not in keys:
+            return None
+        shared = {k: v for k, v in keys.items() if k not in GRID}
+        cells = []
+        for data, settings in keys["cells"].items():
+            for setting, own in settings.items():
+                own = {"data": data, **own}
+                cells.append(Cell(str(data), str(setting), own, own.pop("rows", {})))
+        rows = {name: dict(row) for name, row in keys["rows"].items()}
+        own = keys.get("own", next(iter(rows)))
+        by = ("data", *(k for k in keys.get("by", ()) if k != "data"))
+        return Grid(shared, own, by, rows, tuple(cells), keys.get("statistic", "last"), keys.get("seeds", 1))
+
+    def missing(self, row: str) -> str | None:
+        """What to print for a row that cannot be run."""
+        why = self.rows[row].get("missing")
+        return None if not why else "not yet" if why is True else str(why)
+
+    def keys(self, row: str, cell: Cell) -> Keys:
+        """The keys of one entry of the table."""
+        return merge(self.shared, self.rows.get(row, {}), cell.keys, cell.rows.get(row, {}))
+
+    def chosen(self, given: Keys) -> tuple[Keys, Keys]:
+        """The keys of the one row and cell that agree with what is given, and what else is given."""
+        given = dict(given)
+        row = self._row(given)
+        setting = given.pop("setting", None)
+        wanted = {k: given[k] for k in self.by if k in given}
+
+        def agrees(cell: Cell) -> bool:
+            has = self.keys(row, cell)
+            named = setting is None or slug(str(setting)) in (slug(cell.setting), cell.slug)
+            return named and all(k in has and has[k] == v for k, v in wanted.items())
+
+        cells = [c for c in self.cells if agrees(c)]
+        if len(cells) != 1:
+            asked = " ".join(f"{k}={v}" for k, v in [*wanted.items(), *([("setting", setting)] if setting else [])])
+            few, listed = ("several cells of the table agree" if cells else "no cell of the table agrees"), cells or self.cells
+            raise UserError(f"{few} with {asked or 'no keys'}", f"choose one: {self._listed(listed)}")
+        return self.keys(row, cells[0]), given
+
+    def _row(self, given: Keys) -> str:
+        """The row that `method` names, by its printed name or by a method that one row has; taken out of `given`."""
+        name = given.get("method")
+        if name is None:
+            return self.own
+        named = [r for r in self.rows if slug(r) == slug(str(name))]
+        having = [r for r, keys in self.rows.items() if keys.get("method") == name]
+        rows = named or ([self.own] if self.own in having else having)
+        if len(rows) > 1:
+            raise UserError(f"several rows have method={name}", "choose one: " + ", ".join(f"method={r!r}" for r in rows))
+        if not rows:
+            if name in REGISTERED or ":" in str(name):
+                return ""  # a method that the table does not have, in the table's settings
+            raise UserError(f"the table has no row {name!r}", suggest(str(name), [*self.rows, *REGISTERED]))
+        if why := self.missing(rows[0]):
+            raise UserError(f"the row {rows[0]} cannot be run ({why})", "choose another method")
+        del given["method"]
+        return rows[0]
+
+    def _listed(self, cells: list[Cell] | tuple[Cell, ...]) -> str:
+        def words(c: Cell) -> str:
+            has = self.keys(self.own, c)
+            return " ".join(f"{k}={has[k]}" for k in self.by if k in has) + f" (setting={c.setting!r})"
+
+        return "; ".join(words(c) for c in cells)
+
+
+def slug(text: str) -> str:
+    """A name that can be a folder and is easily typed.
+
+    >>> slug("cifar10 labels=5% alpha=0.1"), slug("FedAvg+Fixmatch"), slug("FedAvg*")
+    ('cifar10-labels-5-alpha-0.1', 'fedavg-fixmatch', 'fedavg')
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
+
+
+def without(keys: Mapping[str, Any], others: Mapping[str, Any]) -> Keys:
+    """Keys that others do not have; sections key by key."""
+    out: Keys = {}
+    for name, value in keys.items():
+        if name not in others:
+            out[name] = value
+        elif isinstance(value, Mapping) and isinstance(others[name], Mapping):
+            out[name] = without(value, others[name])
+    return out
 
 
 def resolve(recipe_keys: Keys, given: Keys) -> tuple[type[Method], Config]:
-    """The method and its settings. A recipe never sets a key that a reading of its method sets."""
+    """The method and its settings. A recipe never sets a key that a reading of its method sets.
+
+    `readings` in a recipe (reading -> keys) adds to the method's, where a data set has its own.
+    """
     recipe_keys, given = dict(recipe_keys), dict(given)
+    if grid := Grid.of(recipe_keys):
+        recipe_keys, given = grid.chosen(given)
+    else:
+        recipe_keys = {k: v for k, v in recipe_keys.items() if k not in GRID}
     name = given.get("method", recipe_keys.get("method", Config.model_fields["method"].default))
     if not isinstance(name, str):
         raise UserError(f"method={name!r} is no name", "write for example method=fixmatch")
     method = find(name)
     labels = given.get("labels", recipe_keys.get("labels", Config.model_fields["labels"].default))
     reading = given.get("reading", recipe_keys.get("reading", "recommended"))
-    read = method.readings.get(reading, {}) if isinstance(reading, str) else {}
-    recipe_keys = {k: v for k, v in recipe_keys.items() if k not in read}
+    more = recipe_keys.pop("readings", {})
+    read = merge(method.readings.get(reading, {}), more.get(reading, {})) if isinstance(reading, str) else {}
+    recipe_keys = without(recipe_keys, read)
     defaults = merge(method.scenario_defaults(str(labels)), read)
     options = validate(method.Options, merge(defaults, recipe_keys, _with_counts(given, recipe_keys)))
     if options.labels not in method.scenarios:

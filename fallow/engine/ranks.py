@@ -1,0 +1,231 @@
+"""Shares a round's parties among processes: `torchrun --nproc-per-node N -m fallow run ...`.
+
+Rank 0 is the server and the only one that knows the run's folder. It deals the jobs by planned work, sends each rank
+its own (message, record) and puts the outcomes back in the order of the jobs, so what is merged, and in which order,
+does not depend on the number of ranks. Everything travels through host memory over gloo, between GPUs too: a round
+moves a few MB per client, once.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from functools import cache
+from io import BytesIO
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fallow.engine.pack import pack, unpack
+from fallow.engine.party import SERVER, Job, Outcome
+from fallow.engine.round import Executor
+from fallow.engine.world import World
+from fallow.errors import UserError
+from fallow.methods.base import Update
+from fallow.methods.state import Layout
+
+PATIENCE = timedelta(hours=6)  # a dead process is noticed at once, a dead machine by torchrun; this is the last resort
+Tree = dict[str, Any]
+Layouts = dict[str, Layout]
+
+
+class RankLost(UserError):
+    """Another process of the run has ended."""
+
+    def __init__(self, cause: str):
+        super().__init__(cause, "its own message, if it left one, is above")
+
+
+def number() -> int:
+    """This process's rank; 0 where torchrun did not start it."""
+    return int(os.environ["RANK"]) if count() > 1 else 0
+
+
+def count() -> int:
+    """How many processes torchrun started."""
+    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() else 1
+
+
+# -- the exchange ------------------------------------------------------------------------------------------------------
+class Post:
+    """Carries trees of States, tensors and plain values between rank 0 and the others."""
+
+    def __init__(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", timeout=PATIENCE)
+        self.group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=PATIENCE)
+        self.others = range(1, dist.get_world_size())
+        self.open = True  # false while answers are awaited, and for good once that has failed
+
+    def send(self, tree: Tree, rank: int, layouts: Layouts) -> None:
+        data = encoded(tree, layouts)
+        self._carry(rank, lambda: dist.send(torch.tensor([len(data)]), rank, group=self.group))
+        self._carry(rank, lambda: dist.send(data, rank, group=self.group))
+
+    def receive(self, rank: int, layouts: Layouts, device: torch.device) -> Tree:
+        length = torch.zeros(1, dtype=torch.int64)
+        self._carry(rank, lambda: dist.recv(length, rank, group=self.group))
+        data = torch.empty(int(length), dtype=torch.uint8)
+        self._carry(rank, lambda: dist.recv(data, rank, group=self.group))
+        return decoded(data, layouts, device)
+
+    def ask(self, orders: dict[int, Tree], layouts: Layouts, device: torch.device) -> Future[dict[int, Tree]]:
+        """Sends orders and awaits the answers on a thread of its own: Ctrl-C cannot interrupt a wait inside gloo."""
+        answers: Future[dict[int, Tree]] = Future()
+        self.open = False
+
+        def exchange() -> None:
+            try:
+                for rank, order in orders.items():
+                    self.send(order, rank, layouts)
+                found = {rank: self.receive(rank, layouts, device) for rank in orders}
+                self.open = True
+                answers.set_result(found)
+            except BaseException as e:
+                answers.set_exception(e)
+
+        Thread(target=exchange, name="fallow-ranks", daemon=True).start()
+        return answers
+
+    def dismiss(self, path: str | None) -> None:
+        """Sends the other ranks home with the folder of the finished run, None if it failed.
+
+        Ranks that are still at work then see rank 0 end.
+        """
+        if self.open:
+            for rank in self.others:
+                self.send({"do": "stop", "path": path}, rank, {})
+
+    @staticmethod
+    def _carry(rank: int, exchange: Callable[[], Any]) -> None:
+        try:
+            exchange()
+        except RuntimeError:  # gloo's word for a closed connection
+            raise RankLost(f"rank {rank} has ended before the run was done") from None
+
+
+@cache
+def post() -> Post:
+    """One for the process; it outlives a run."""
+    return Post()
+
+
+def encoded(tree: Tree, layouts: Layouts) -> Tensor:
+    """A tree as bytes; a tensor that occurs often, such as the model sent to all clients, is written once."""
+    shape, tensors = pack(tree, layouts)
+    host = {id(t): t.detach().cpu() for t in tensors.values()}
+    buffer = BytesIO()
+    torch.save((shape, {path: host[id(t)] for path, t in tensors.items()}), buffer)
+    return torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
+
+
+def decoded(data: Tensor, layouts: Layouts, device: torch.device) -> Tree:
+    shape, tensors = torch.load(BytesIO(data.numpy()), map_location=device, weights_only=True)
+    return unpack(shape, tensors, layouts, device)
+
+
+# -- rank 0 ------------------------------------------------------------------------------------------------------------
+class Ranks:
+    """Carries out a round's jobs, a share of them here, the rest on the other ranks."""
+
+    def __init__(self, world: World, inner: Executor, begin: Tree):
+        """`begin` tells the other ranks what they need to build the same world."""
+        self.world, self.inner, self.post, self.layouts = world, inner, post(), world.layouts()
+        self._begun: Future[dict[int, Tree]] | None = self._ask({rank: {"do": "begin"} | begin for rank in self.post.others})
+
+    def run(self, jobs: list[Job]) -> list[Outcome]:
+        shares = deal([self._work(job) for job in jobs], 1 + len(self.post.others))
+        if self._begun is not None:
+            _checked(self._begun.result())
+            self._begun = None
+        orders = {rank: {"do": "run", "jobs": [vars(jobs[k]) for k in share]} for rank, share in enumerate(shares) if rank and share}
+        asked = self._ask(orders) if orders else None
+        outcomes = dict(zip(shares[0], self.inner.run([jobs[k] for k in shares[0]]))) if shares[0] else {}
+        for rank, answer in _checked(asked.result()).items() if asked else ():
+            outcomes |= zip(shares[rank], map(_outcome, answer["outcomes"]))
+        return [outcomes[k] for k in range(len(jobs))]
+
+    def infer(self, function: Any, count: int, batch: int) -> Tensor:
+        return self.inner.infer(function, count, batch)
+
+    def _ask(self, orders: dict[int, Tree]) -> Future[dict[int, Tree]]:
+        return self.post.ask(orders, self.layouts, self.world.device)
+
+    def _work(self, job: Job) -> float:
+        """How many images a party is likely to train on."""
+        o, f = self.world.options, self.world.federation
+        steps, epochs, batch = o.steps, o.epochs, o.batch
+        if job.party == SERVER:
+            steps = o.server_steps or (None if o.server_epochs else steps)
+            epochs, batch = o.server_epochs or epochs, o.server_batch or batch
+        if isinstance(steps, int) and isinstance(batch, int):
+            return steps * batch
+        holding = f.server if job.party == SERVER else f.clients[job.party]
+        return (epochs or 1) * (len(holding.labelled) + len(holding.unlabelled))
+
+
+def deal(work: Sequence[float], ranks: int) -> list[list[int]]:
+    """Positions by rank: the largest first, each to the rank that has least to do so far."""
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    load = [0.0] * ranks
+    for position in sorted(range(len(work)), key=lambda k: -work[k]):
+        rank = load.index(min(load))
+        shares[rank].append(position)
+        load[rank] += work[position] + 1
+    return [sorted(share) for share in shares]
+
+
+def _checked(answers: dict[int, Tree]) -> dict[int, Tree]:
+    for rank, answer in answers.items():
+        if "bug" in answer:
+            raise RuntimeError(f"on rank {rank}:\n{answer['bug']}")
+        if "error" in answer:
+            cause, remedy = answer["error"]
+            raise UserError(f"on rank {rank}, {cause}", remedy)
+    return answers
+
+
+def _outcome(tree: Tree) -> Outcome:
+    entries = tree.pop("update")
+    outcome = Outcome(update=None if entries is None else Update(entries), **tree)
+    if outcome.update is not None:
+        outcome.update.client = None if outcome.party == SERVER else outcome.party
+    return outcome
+
+
+# -- the other ranks ---------------------------------------------------------------------------------------------------
+def serve(build: Callable[[Tree], tuple[World, Executor]]) -> str:
+    """Does what rank 0 asks until it says stop; the run's folder. What fails here is told there."""
+    office, layouts, device = post(), {}, torch.device("cpu")
+    executor: Executor | None = None
+    while True:
+        order = office.receive(0, layouts, device)
+        if order["do"] == "stop":
+            if order["path"] is None:
+                raise RankLost("rank 0 has ended the run")
+            return order["path"]
+        answer: Tree = {}
+        try:
+            if order["do"] == "begin":
+                world, executor = build(order)
+                layouts, device = world.layouts(), world.device
+            else:
+                assert executor is not None
+                answer["outcomes"] = [_told(o) for o in executor.run([Job(**j) for j in order["jobs"]])]
+        except UserError as e:
+            answer["error"] = [e.cause, e.remedy]
+        except Exception:
+            answer["bug"] = traceback.format_exc()
+        office.send(answer, 0, layouts)
+
+
+def _told(outcome: Outcome) -> Tree:
+    return vars(outcome) | {"update": None if outcome.update is None else outcome.update.entries}

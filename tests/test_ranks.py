@@ -1,0 +1,99 @@
+"""Ranks: any number of processes comes to the same bits as one; a rank that dies ends the run, which can be resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import HERE, TINY, rows, same
+
+import fallow
+from fallow.engine.ranks import deal, decoded, encoded
+from fallow.methods.state import State
+from fallow.runs.folder import RunFolder
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+WORDS = [f"{k}={v}" for k, v in (TINY | {"data": "digits", "rounds": 500}).items()]
+CASES: dict[str, dict[str, Any]] = {
+    "fixmatch": {"method": "fixmatch", "threshold": 0.2, "active": 3},
+    "semifl": {"method": "semifl", "labels": "server", "threshold": 0.0, "norm": "bn", "sbn": "pooled"},
+    "fedloke": {"method": "fedloke", "rounds": 3, "norm": "bn", "entropy": 2.0, "active": 3},
+    "beside": {"method": "fixmatch", "labels": "server", "optimizer_state": "travel", "threshold": 0.0},
+}
+SCRIPT = """
+import sys, conftest, fallow, test_ranks
+for name, keys in test_ranks.CASES.items():
+    result = fallow.run(out=sys.argv[1], name=name, **conftest.TINY | keys)
+    assert result.accuracy is not None and result.path.name == name
+"""
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{HERE.parent}:{HERE}", "OMP_NUM_THREADS": "1"}
+
+
+def test_two_ranks_equal_one_process(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [*TORCHRUN, str(tmp_path / "script.py"), str(tmp_path / "two")]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    for name, keys in CASES.items():
+        alone = fallow.run(out=tmp_path / "one", name=name, **TINY | keys)
+        same(alone.path, tmp_path / "two" / name)
+
+
+def rank_1_of(parent: int) -> int:
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(path.read_text().rpartition(")")[2].split()[1]) == parent and b"\0RANK=1\0" in (path.parent / "environ").read_bytes():
+                return int(path.parent.name)
+        except OSError:  # it has ended meanwhile
+            continue
+    raise AssertionError("torchrun has no rank 1")
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the process by /proc")
+def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path: Path) -> None:
+    command = [*TORCHRUN, "-m", "fallow", "run", *WORDS, "checkpoint_every=1000", "--out", str(tmp_path), "--name", "killed"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    path, deadline = tmp_path / "killed", time.monotonic() + 60
+    try:
+        while not ((path / "metrics.jsonl").exists() and len(rows(path)) >= 2):
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            time.sleep(0.05)
+        os.kill(rank_1_of(process.pid), signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode != 0
+    said = [line for line in (out + err).splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and "ended" in said[0] and f"fallow resume {path}" in said[0], err
+    done = RunFolder.existing(path).committed()
+    assert 2 <= done < 500 and done == len(rows(path))
+    resumed = fallow.resume(path, stop_after=done + 1)
+    keys = TINY | {"data": "digits", "rounds": 500}
+    same(fallow.run(out=tmp_path, name="through", stop_after=done + 1, **keys).path, resumed.path)
+
+
+def test_work_is_dealt_evenly() -> None:
+    assert deal([5, 1, 4, 2, 3], 2) == [[0, 3], [1, 2, 4]]
+    assert deal([7], 3) == [[0], [], []]  # the server's turn stays at rank 0
+    assert deal([0, 0, 0, 0], 2) == [[0, 2], [1, 3]]
+
+
+def test_a_model_that_all_clients_get_travels_once() -> None:
+    state = State.of(torch.nn.Linear(300, 300))
+    layouts = {"model": state.layout}
+    jobs = {"jobs": [{"party": k, "message": {"model": State(state.layout, dict(state.groups))}} for k in range(20)]}
+    data = encoded(jobs, layouts)
+    assert state.nbytes < len(data) < 1.2 * state.nbytes
+    back = decoded(data, layouts, torch.device("cpu"))["jobs"]
+    assert [j["party"] for j in back] == list(range(20))
+    assert all(torch.equal(j["message"]["model"].groups["parameters"], state.groups["parameters"]) for j in back)
