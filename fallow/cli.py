@@ -35,7 +35,7 @@ def main() -> None:
         if debug:
             raise
         Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent).print(f"[red]error:[/red] {escape(str(e))}")
-        sys.exit(2)
+        sys.exit(0 if silent else 2)  # a rank that ended with 2 would make torchrun stop rank 0 before it has spoken
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as e:

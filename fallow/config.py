@@ -32,7 +32,7 @@ def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=False, allow_inf_nan=False)
 
 
 class Image(Section):
@@ -123,15 +123,16 @@ class Config(Section):
     @model_validator(mode="after")
     def _counts(self) -> Config:
         if self.active is not None and self.active >= 1 and self.active != int(self.active):
-            raise ValueError(f"active={self.active} is neither a count nor a share below 1")
-        if isinstance(self.batch, int) and self.batch < 1:
-            raise ValueError(f"batch={self.batch} is not a positive count")
-        if isinstance(self.steps, int) and self.steps < 1:
-            raise ValueError(f"steps={self.steps} is not a positive count")
+            raise ValueError(f"active={self.active:g} is neither a count nor a share; give a whole number, or one below 1")
+        for name in ("batch", "steps", "unlabelled_batch", "slots", "sbn_passes"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name}={value} is not a positive count; give 1 or more")
+        _check_unlabelled(self.unlabelled_batch, self.batch)
         if self.active is not None and self.active > self.clients:
-            raise ValueError(f"active={int(self.active)} is more than clients={self.clients}")
+            raise ValueError(f"active={self.active:g} is more than clients={self.clients}; lower active or raise clients")
         if sum(v is not None for v in (self.label_count, self.label_ratio, self.label_per_class)) > 1:
-            raise ValueError("more than one of label_count, label_ratio and label_per_class is given")
+            raise ValueError("labels are counted in more than one way; give one of label_count, label_ratio and label_per_class")
         return self
 
     @property
@@ -140,6 +141,16 @@ class Config(Section):
         if self.active is None:
             return self.clients
         return int(self.active) if self.active >= 1 else max(1, math.ceil(self.active * self.clients - 1e-9))
+
+
+def _check_unlabelled(size: int | str, batch: int | str) -> None:
+    if isinstance(size, int) or size in ("full", "unlabelled-only", "match-steps", "match-steps:floor"):
+        return
+    word, _, times = size.partition(":")
+    if not (size == "equal" or (word == "ratio" and times.isdigit() and int(times) > 0)):
+        raise ValueError(f"unlabelled_batch={size} is not known; use a count, match-steps, match-steps:floor, equal, ratio:N or full")
+    if batch == "full":
+        raise ValueError(f"unlabelled_batch={size} is a multiple of a batch that is full; use unlabelled_batch=full, or a count for batch")
 
 
 def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
@@ -213,19 +224,38 @@ def validate(kind: type[Config], values: Mapping[str, Any]) -> Config:
         return kind(**values)
     except ValidationError as e:
         first = e.errors()[0]
-        name = ".".join(str(p) for p in first["loc"] if not str(p).startswith(("function-", "literal", "constrained")))
-        name = ".".join(p for p in name.split(".") if p not in ("int", "float", "str", "bool"))
         if first["type"] == "value_error":
-            cause = str(first["ctx"]["error"])
-            raise UserError(cause, "give a value that fits (`fallow run --help` and docs/keys.md list the keys)") from None
-        field = kind.model_fields.get(name.split(".")[0])
-        meaning = f"{name} means: {field.description}" if field and field.description else "see docs/keys.md"
+            cause, _, remedy = str(first["ctx"]["error"]).partition("; ")
+            raise UserError(cause, remedy or "see docs/keys.md") from None
+        path = [str(p) for p in first["loc"]]
+        section = path[0] in kind.model_fields and isinstance(kind.model_fields[path[0]].default, Section)
+        name = ".".join(path[: 2 if section else 1])
+        field = kind.model_fields.get(path[0])
+        if section and field is not None:
+            field = type(field.default).model_fields.get(path[1])
+        wanted = " or ".join(dict.fromkeys(_wanted(x) for x in e.errors() if x["loc"][: 2 if section else 1] == first["loc"][: 2 if section else 1]))
+        remedy = f"give {wanted}" + (f" ({name} means: {field.description})" if field and field.description else "")
         given = first.get("input")
-        raise UserError(f"{name}={given!r} is not allowed: {_lower(first['msg'])}", meaning) from None
+        raise UserError(f"{name}={given if isinstance(given, str) else repr(given)} is not allowed", remedy) from None
 
 
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def _wanted(error: Any) -> str:
+    """What a key takes, in words, by what pydantic found wrong."""
+    kind, limit = error["type"], error.get("ctx", {})
+    if kind == "greater_than":
+        return f"a number above {limit['gt']:g}"
+    if kind == "greater_than_equal":
+        return f"{limit['ge']:g} or more"
+    if kind == "less_than":
+        return f"a number below {limit['lt']:g}"
+    if kind == "less_than_equal":
+        return f"at most {limit['le']:g}"
+    if kind == "literal_error":
+        return limit["expected"].replace("'", "")
+    for start, word in (("int", "a whole number"), ("float", "a number"), ("finite", "a finite number"), ("bool", "true or false"), ("string", "text"), ("tuple", "a list")):
+        if kind.startswith(start):
+            return word
+    return str(error["msg"])
 
 
 def _check_names(kind: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:

@@ -83,7 +83,7 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path: Path) -> N
 
 
 def test_work_is_dealt_evenly() -> None:
-    assert deal([5, 1, 4, 2, 3], 2) == [[0, 3], [1, 2, 4]]
+    assert deal([5, 1, 4, 2, 3], 2) == [[0, 1, 3], [2, 4]]  # 8 and 7
     assert deal([7], 3) == [[0], [], []]  # the server's turn stays at rank 0
     assert deal([0, 0, 0, 0], 2) == [[0, 2], [1, 3]]
 
