@@ -29,7 +29,7 @@ Download = Annotated[bool, typer.Option("--download", help="Fetch the data set i
 def main() -> None:
     """Runs the command; a user's mistake ends in one sentence and exit code 2."""
     try:
-        code = app(standalone_mode=False)  # typer's own word for Ctrl-C is 130
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)  # typer's own word for Ctrl-C is 130
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as e:
         if debug:
@@ -40,7 +40,9 @@ def main() -> None:
         sys.exit(130)
     except Exception as e:
         if hasattr(e, "format_message") and hasattr(e, "exit_code"):  # click's own: a wrong flag, a missing argument
-            Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent).print(f"[red]error:[/red] {escape(e.format_message())}")
+            cause = e.format_message().rstrip(". ")
+            told = cause if cause.endswith("?") else f"{cause}; see `fallow --help`."
+            Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent).print(f"[red]error:[/red] {escape(told)}")
             sys.exit(2)
         raise
 
@@ -112,7 +114,7 @@ def split(
     save: Annotated[str | None, typer.Option(help="File for the federation (.npz).")] = None,
 ) -> None:
     """Who holds what: print the federation of these settings and draw its picture."""
-    from fallow import runs
+    from fallow import disk, runs
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
 
@@ -126,10 +128,12 @@ def split(
     for name, value in summary.items():
         console.print(f"{name.replace('_', ' ')}: {escape(str(value))}", soft_wrap=True)
     where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed}.png")
-    draw(federation, labels, classes, where, class_names=source.classes)
+    with disk.told(where, "make its folder first, or choose another with --picture"):
+        draw(federation, labels, classes, where, class_names=source.classes)
     console.print(f"picture: {where}")
     if save:
-        federation.save(Path(save))
+        with disk.told(Path(save), "make its folder first, or choose another with --save"):
+            federation.save(Path(save))
         console.print(f"federation: {save}")
 
 
@@ -139,6 +143,38 @@ def compare(paths: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> No
     from fallow.listing import compared
 
     _print_table(compared(paths))
+
+
+@app.command()
+def table(
+    paper: Annotated[str, typer.Argument(help="A paper with recipes: semifl, fedrgd, fedloke, feddure, feddb.")],
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="1, II, fig7, ...")],
+    only: Annotated[list[str] | None, typer.Option(help="key=value; a part of it (also method=ROW, setting=...).")] = None,
+    given: Annotated[list[str] | None, typer.Option("--set", help="key=value; a further key for every run.")] = None,
+    source: Annotated[str | None, typer.Option("--from", help="Read results from this folder; run nothing.")] = None,
+    out: Annotated[str | None, typer.Option(help="Folder for runs and the table (default: runs).")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds (default: the paper's).", min=1)] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
+    collect: Annotated[str | None, typer.Option(help="Then thin the finished runs into this folder.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a paper's table and print it beside the published figures; what is finished is not run again."""
+    from fallow.report import grid
+    from fallow.report.table import Table as Printed
+
+    grids = grid.Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])])
+    place, failures = Path(source or out or "runs"), []
+    if not source:
+        failures = grid.run(grids, place, seeds, jobs, lambda text: console.print(escape(text), soft_wrap=True))
+    shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
+    console.print(escape(shown.caption()), soft_wrap=True)
+    _print_table([shown.title(), *shown.rows()])
+    if out or not source:
+        console.print(f"written: {shown.write(Path(out or place))}/table.md, table.tex, table.csv", soft_wrap=True)
+    if collect:
+        console.print(f"collected: {len(grid.collect(grids, place, Path(collect)))} runs, {collect}", soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
 
 
 def _words(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:

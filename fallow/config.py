@@ -164,7 +164,8 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
             value = yaml.safe_load(text) if text else None
         except yaml.YAMLError:
             value = text
-        if isinstance(value, str) and text != value and not text.startswith(("'", '"')):
+        quoted = text.startswith(("'", '"'))
+        if isinstance(value, str) and text != value and not quoted:
             value = text
         node = out
         *path, last = name.split(".")
@@ -172,7 +173,7 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
             node = node.setdefault(part, {})
             if not isinstance(node, dict):
                 raise UserError(f"{part!r} is given both whole and in parts", "use one of the two forms")
-        node[last] = _number(value)
+        node[last] = value if quoted else _number(value)
     return out
 
 
@@ -261,7 +262,7 @@ def _wanted(error: Any) -> str:
 def _check_names(kind: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:
     for name, value in values.items():
         if name not in kind.model_fields:
-            raise UserError(f"there is no key {prefix + name!r}", suggest(name, kind.model_fields))
+            raise UserError(f"there is no key {prefix + name!r}", suggest(prefix + name, [prefix + n for n in kind.model_fields]))
         annotation = kind.model_fields[name].annotation
         if isinstance(annotation, type) and issubclass(annotation, Section):
             if not isinstance(value, Mapping):

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from fallow.errors import UserError
 
+REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
+
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def told(path: Path, remedy: str = "choose another folder with --out") -> Iterator[None]:
     """Turns the disk's refusals into a sentence."""
     try:
         yield
@@ -22,8 +24,8 @@ def told(path: Path) -> Iterator[None]:
                 f"the disk is full (writing {path})",
                 "free some space, then continue with `fallow resume`; all committed rounds are kept",
             ) from None
-        if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG):
-            raise UserError(f"{path} cannot be written ({e.strerror})", "choose another folder with --out") from None
+        if e.errno in REFUSED:
+            raise UserError(f"{path} cannot be written ({e.strerror})", remedy) from None
         raise
 
 

@@ -54,6 +54,11 @@ def permutation(key: int, size: int) -> Tensor:
     return torch.argsort(bits(key, torch.arange(size)), stable=True)
 
 
+def first(key: int, size: int, count: int) -> Tensor:
+    """The first `count` of `permutation(key, size)`, without sorting the rest."""
+    return torch.topk(bits(key, torch.arange(size)), count, largest=False).indices
+
+
 def rng(key: int) -> np.random.Generator:
     """numpy's Philox with the same key, for the few draws that stay on the host (Beta, choices)."""
     return np.random.Generator(np.random.Philox(key=key))

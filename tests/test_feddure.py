@@ -22,7 +22,7 @@ from fallow.methods.feddure import FedDure, FReg, multiplier
 from fallow.methods.parts.batching import matched, paired
 from fallow.runs import Run, make_federation, prepare
 from fallow.runs.folder import RunFolder
-from fallow.runs.settings import recipe, recipes, resolve
+from fallow.runs.settings import Grid, recipe, resolve
 
 torch.set_num_threads(1)  # as the engine does; a busy machine makes more of them slow
 
@@ -552,12 +552,13 @@ def test_its_schedule_is_its_own():
 
 
 # -- recipes -----------------------------------------------------------------------------------------------------------
-SETTINGS = [n for n in recipes() if n.startswith("feddure/") and n != "feddure/base"]
+TABLE = Grid.of(recipe("feddure/table1"))
+SETTINGS = [(row, cell) for cell in TABLE.cells for row in ("FedDure", "FedAvg*", "FedAvg+Fixmatch")]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_recipes_are_the_papers_settings(name):
-    method, o = resolve(recipe(name), {})
+@pytest.mark.parametrize("row, cell", SETTINGS, ids=lambda x: getattr(x, "slug", x))
+def test_recipes_are_the_papers_settings(row, cell):
+    method, o = resolve(TABLE.keys(row, cell), {})
     assert (o.clients, o.active, o.rounds, o.model, o.batch, o.optimizer, o.weights) == (
         100,
         5,
@@ -568,7 +569,7 @@ def test_recipes_are_the_papers_settings(name):
         "samples",
     )
     assert o.image.normalise == "feddure" and o.augment.labelled == "weak-zero-cutout"
-    kind = {"cifar10": 50_000, "fmnist": 60_000, "cinic10": 90_000}[name.split("/")[1].split("-")[0]]
+    kind = {"cifar10": 50_000, "fashion-mnist": 60_000, "cinic10": 90_000}[cell.data]
     if method is FedDure:
         assert o.loop == "meta-pseudo" and o.reward_sign == "new-minus-old"
         assert (o.lr, o.warm_steps, o.steps, o.creg_wait) == ((5e-4, 100, 10, 0) if kind == 90_000 else (6e-4, 5, 5, 2))
@@ -585,7 +586,7 @@ def test_recipes_are_the_papers_settings(name):
     x, u = [c.labelled for c in f.clients], [c.unlabelled for c in f.clients]
     assert np.array_equal(np.sort(np.concatenate(x + u)), np.arange(kind)) and len(f.dropped) == 0
     assert np.bincount(labels[np.concatenate(x)]).tolist() == [500] * 10
-    _, labelled, unlabelled = name.split("/")[1].split("-")[:3]
+    labelled, unlabelled = cell.setting.split(",")
     for parts, how, each in ((x, labelled, 50), (u, unlabelled, (kind - 5000) // 100)):
         sizes = [len(p) for p in parts]
         most = np.mean([np.bincount(labels[p], minlength=10).max() / len(p) for p in parts])

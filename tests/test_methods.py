@@ -34,7 +34,7 @@ DECLARED = [
     for labels in SCENARIOS
     if labels in find(name).scenarios
 ]
-LABELLING = ("threshold", "freg", "entropy")  # keys that say which pseudo-labels are used
+OUT: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def settings(name: str, labels: str, **keys: Any) -> dict[str, Any]:
@@ -54,8 +54,8 @@ def run_with(path: Path, name: str, labels: str, source: Any = None, **keys: Any
 @functools.cache
 def reference(name: str, labels: str) -> Path:
     """A run that went through in one slot."""
-    out = tempfile.mkdtemp(prefix="fallow-reference-")
-    return fallow.run(out=out, **settings(name, labels)).path
+    OUT.append(tempfile.TemporaryDirectory(prefix="fallow-reference-"))  # removed at the end
+    return fallow.run(out=OUT[-1].name, **settings(name, labels)).path
 
 
 @pytest.fixture

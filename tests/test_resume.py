@@ -82,7 +82,7 @@ def test_killed_ten_times(tmp_path: Path, keys: dict[str, Any]) -> None:
             process = started("run", *worded(keys), "--out", str(tmp_path), "--name", "run", cwd=tmp_path)
         else:
             process = started("resume", str(run), cwd=tmp_path)
-    out, err = process.communicate()
+    _, err = process.communicate()
     assert process.returncode == 0 and not err, err
     assert kills >= 5 and in_training >= 3  # they did hit
     same(run, through.path)

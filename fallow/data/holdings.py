@@ -52,6 +52,11 @@ class Federation:
             digest.update(np.array(len(indices), "<i8").tobytes() + indices.astype("<i8").tobytes())
         return digest.hexdigest()
 
+    @cached_property
+    def most_unlabelled(self) -> int:
+        """The largest number of unlabelled samples that a client has."""
+        return max((len(client.unlabelled) for client in self.clients), default=0)
+
     def counts(self, labels: Ints, classes: int) -> dict[str, Ints]:
         """[clients, classes] of both lists; samples without a known label are not counted."""
         return {

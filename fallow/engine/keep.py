@@ -99,7 +99,7 @@ class Keep:
         try:
             with safe_open(path, "pt") as f:
                 shape = json.loads(f.metadata()["shape"])
-                return unpack(shape, {k: f.get_tensor(k) for k in f.keys()}, self.layouts, self.device)
+                return unpack(shape, {k: f.get_tensor(k) for k in f.keys()}, self.layouts, self.device)  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, ValueError) as e:
             raise UserError(
                 f"what client {client} keeps cannot be read from {path} ({type(e).__name__})",

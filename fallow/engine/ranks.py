@@ -128,7 +128,7 @@ def encoded(tree: Tree, layouts: Layouts) -> Tensor:
 
 
 def decoded(data: Tensor, layouts: Layouts, device: torch.device) -> Tree:
-    shape, tensors = torch.load(BytesIO(data.numpy()), map_location=device, weights_only=True)
+    shape, tensors = torch.load(BytesIO(data.numpy().data), map_location=device, weights_only=True)
     return unpack(shape, tensors, layouts, device)
 
 
@@ -204,8 +204,8 @@ def _outcome(tree: Tree) -> Outcome:
 # -- the other ranks ---------------------------------------------------------------------------------------------------
 def serve(build: Callable[[Tree], tuple[World, Executor]]) -> str:
     """Does what rank 0 asks until it says stop; the run's folder. What fails here is told there."""
-    office, layouts, device = post(), {}, torch.device("cpu")
-    executor: Executor | None = None
+    office, device, executor = post(), torch.device("cpu"), None
+    layouts: Layouts = {}
     while True:
         order = office.receive(0, layouts, device)
         if order["do"] == "stop":

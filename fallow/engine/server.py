@@ -40,8 +40,8 @@ class Server:
     def draw(self, round: int) -> None:
         """This round's clients, in the order drawn: the first of a permutation of all."""
         self.round = round
-        order = draws.permutation(self.world.key("active", round), self.options.clients)
-        self.active = order[: self.options.active_count].tolist()
+        o = self.options
+        self.active = draws.first(self.world.key("active", round), o.clients, o.active_count).tolist()
 
     def rng(self, stream: str) -> np.random.Generator:
         return draws.rng(self.world.key("server", self.round, stream))

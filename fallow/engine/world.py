@@ -16,6 +16,7 @@ from fallow.data.federate import Federation
 from fallow.data.sources import Source
 from fallow.data.views import Views, normalisation
 from fallow.engine.nets import NetHandle
+from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
 from fallow.methods.base import Method, Net, Value
 from fallow.methods.state import Layout, State
@@ -41,6 +42,7 @@ class World:
     def __init__(self, options: Config, method: Method, source: Source, federation: Federation):
         self.options, self.method, self.source, self.federation = options, method, source, federation
         self.device = device_of(options.device)
+        Schedule.parse(options.schedule)  # complains now, not in the first round
         self.classes = len(source.classes)
         self.images = source.train.images.to(self.device)
         self.truth = source.train.labels.to(self.device)
@@ -75,7 +77,7 @@ class World:
         torch.set_num_threads(1)  # other thread counts give other gradients; parties run side by side instead
         if self.device.type == "cuda":
             torch.backends.cudnn.benchmark = False
-            tf32 = self.precision == "tf32"
+            tf32 = self.precision != "fp32"  # bf16: what stays in float32 (FedDure's regulators) may use it too
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         torch.use_deterministic_algorithms(self.options.deterministic and self.device.type == "cuda")
 
@@ -126,8 +128,7 @@ class World:
         return self._scratch.net
 
     def value_shape(self, spec: Value) -> tuple[int, ...]:
-        most = max((len(c.unlabelled) for c in self.federation.clients), default=0)
-        return tuple(most if n == "unlabelled" else int(n) for n in spec.shape)
+        return tuple(self.federation.most_unlabelled if n == "unlabelled" else int(n) for n in spec.shape)
 
     # -- draws and images ------------------------------------------------------------------------------------------------
     def key(self, *parts: int | str) -> int:

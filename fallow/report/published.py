@@ -51,13 +51,12 @@ def _roman(text: str) -> int:
 def figures() -> tuple[Figure, ...]:
     """All of them, in the order of the file; a figure printed twice comes once."""
     text = (resources.files("fallow.report") / "published.csv").read_text(encoding="utf-8")
-    out = {}
+    out: dict[tuple[str, ...], Figure] = {}
     for line in csv.DictReader(text.splitlines()):
-        one = Figure(
-            line["paper"], table_name(line["table"]), line["data"], line["setting"], line["method"], float(line["mean"]),
-            float(line["std"]) if line["std"] else None, line["statistic"], line["runs"], line["note"],
-        )  # fmt: skip
-        out.setdefault((one.paper, one.table, one.data, one.setting, one.method), one)
+        std = float(line["std"]) if line["std"] else None
+        names = line["paper"], table_name(line["table"]), line["data"], line["setting"], line["method"]
+        one = Figure(*names, float(line["mean"]), std, line["statistic"], line["runs"], line["note"])
+        out.setdefault(names, one)
     return tuple(out.values())
 
 

@@ -75,6 +75,8 @@ class RunFolder:
             text = self.metrics.read_text()
         except FileNotFoundError:
             return []
+        except UnicodeDecodeError:
+            raise UserError(f"{self.metrics} is damaged", "restore the file, or start the run again") from None
         rows = []
         for number, line in enumerate(text.splitlines(), 1):
             try:

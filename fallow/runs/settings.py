@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -31,19 +31,21 @@ def recipes() -> dict[str, Path]:
     return {str(p.relative_to(root).with_suffix("")): p for p in sorted(root.rglob("*.yaml"))}
 
 
-def recipe(name: str) -> Keys:
+def recipe(name: str, heirs: tuple[str, ...] = ()) -> Keys:
     """The keys of a recipe: a name, or a path to a YAML file. `inherit: OTHER` takes another one's keys first."""
     known = recipes()
     path = known.get(name) or (Path(name) if name.endswith((".yaml", ".yml")) else None)
     if path is None:
         raise UserError(f"there is no recipe {name!r}", suggest(name, known) + " (or give a path to a .yaml file)")
+    if name in heirs:
+        raise UserError(f"the recipe {name} inherits from itself", "name another one in its `inherit`, or none")
     keys = read_yaml(path)
     parent = keys.pop("inherit", None)
     keys.pop("about", None)
     if not parent:
         return keys
-    inherited = {k: v for k, v in recipe(parent).items() if k not in keys or k not in ("rows", "cells")}
-    return merge(inherited, keys)
+    own = {"rows", "cells"} & set(keys)  # take the place of the parent's
+    return merge({k: v for k, v in recipe(str(parent), (*heirs, name)).items() if k not in own}, keys)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -83,15 +85,19 @@ class Grid:
         if "cells" not in keys:
             return None
         shared = {k: v for k, v in keys.items() if k not in GRID}
+        rows = keys.get("rows") or {str(keys.get("method")): {}}
         cells = []
-        for data, settings in keys["cells"].items():
-            for setting, own in settings.items():
-                own = {"data": data, **own}
-                cells.append(Cell(str(data), str(setting), own, own.pop("rows", {})))
-        rows = {name: dict(row) for name, row in keys["rows"].items()}
-        own = keys.get("own", next(iter(rows)))
+        for data, settings in _mappings(keys["cells"], "cells", "data: {setting: {key: value}}").items():
+            for setting, has in _mappings(settings, f"cells of {data}", "setting: {key: value}").items():
+                has = {"data": data, **has}
+                cells.append(Cell(str(data), str(setting), has, has.pop("rows", {})))
+        rows = {str(name): dict(row) for name, row in _mappings(rows, "rows", "NAME: {method: ...}").items()}
+        own, statistic, seeds = keys.get("own", next(iter(rows))), keys.get("statistic", "last"), keys.get("seeds", 1)
+        if own not in rows or statistic not in ("last", "best") or not isinstance(seeds, int) or seeds < 1:
+            said = f"own={own!r} statistic={statistic!r} seeds={seeds!r}"
+            raise UserError(f"the table's recipe says {said}", "own is one of its rows, statistic last or best, seeds a count")
         by = ("data", *(k for k in keys.get("by", ()) if k != "data"))
-        return Grid(shared, own, by, rows, tuple(cells), keys.get("statistic", "last"), keys.get("seeds", 1))
+        return Grid(shared, own, by, rows, tuple(cells), statistic, seeds)
 
     def missing(self, row: str) -> str | None:
         """What to print for a row that cannot be run."""
@@ -109,16 +115,18 @@ class Grid:
         setting = given.pop("setting", None)
         wanted = {k: given[k] for k in self.by if k in given}
 
-        def agrees(cell: Cell) -> bool:
+        def agrees(cell: Cell, keys: Keys) -> bool:
             has = self.keys(row, cell)
-            named = setting is None or slug(str(setting)) in (slug(cell.setting), cell.slug)
-            return named and all(k in has and has[k] == v for k, v in wanted.items())
+            named = setting is None or slug(str(setting)) == slug(cell.setting)
+            return named and all(k in has and has[k] == v for k, v in keys.items())
 
-        cells = [c for c in self.cells if agrees(c)]
+        cells = [c for c in self.cells if setting is not None and slug(str(setting)) == c.slug]  # by its whole name
+        cells = cells or [c for c in self.cells if agrees(c, wanted)]
         if len(cells) != 1:
             asked = " ".join(f"{k}={v}" for k, v in [*wanted.items(), *([("setting", setting)] if setting else [])])
-            few, listed = ("several cells of the table agree" if cells else "no cell of the table agrees"), cells or self.cells
-            raise UserError(f"{few} with {asked or 'no keys'}", f"choose one: {self._listed(listed)}")
+            cause = "several cells of the table agree" if cells else "no cell of the table agrees"
+            listed = cells or [c for c in self.cells if c.data == wanted.get("data")] or self.cells
+            raise UserError(f"{cause} with {asked or 'no keys'}", f"choose one: {self._listed(listed)}")
         return self.keys(row, cells[0]), given
 
     def _row(self, given: Keys) -> str:
@@ -130,7 +138,8 @@ class Grid:
         having = [r for r, keys in self.rows.items() if keys.get("method") == name]
         rows = named or ([self.own] if self.own in having else having)
         if len(rows) > 1:
-            raise UserError(f"several rows have method={name}", "choose one: " + ", ".join(f"method={r!r}" for r in rows))
+            listed = ", ".join(f"method={r!r}" for r in rows)
+            raise UserError(f"several rows have method={name}", f"choose one: {listed}")
         if not rows:
             if name in REGISTERED or ":" in str(name):
                 return ""  # a method that the table does not have, in the table's settings
@@ -140,12 +149,18 @@ class Grid:
         del given["method"]
         return rows[0]
 
-    def _listed(self, cells: list[Cell] | tuple[Cell, ...]) -> str:
+    def _listed(self, cells: Iterable[Cell]) -> str:
         def words(c: Cell) -> str:
             has = self.keys(self.own, c)
             return " ".join(f"{k}={has[k]}" for k in self.by if k in has) + f" (setting={c.setting!r})"
 
         return "; ".join(words(c) for c in cells)
+
+
+def _mappings(value: Any, what: str, form: str) -> Mapping[Any, Mapping[Any, Any]]:
+    if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
+        raise UserError(f"the {what} of the recipe cannot be read", f"write {form}")
+    return value
 
 
 def slug(text: str) -> str:

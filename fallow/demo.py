@@ -1,0 +1,53 @@
+"""`make demo`: FixMatch-FedAvg against labelled-only FedAvg on digits, ten non-IID clients, three seeds, one minute."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+import fallow
+from fallow.runs import Result
+from fallow.runs.settings import recipe
+
+SEEDS = (0, 1, 2)
+METHODS: dict[str, dict[str, Any]] = {
+    "FedAvg, labels only": {"method": "fedavg"},
+    "FixMatch-FedAvg": {"method": "fixmatch", "threshold": 0.8},
+}
+
+
+def main() -> None:
+    console = Console(highlight=False)
+    console.print("Ten clients hold 1,500 images of digits between them, unlabelled images non-IID, and one label per class each.")
+    results: dict[str, list[Result]] = {name: [] for name in METHODS}
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        rounds = recipe("demo")["rounds"]
+        task = bar.add_task("training", total=len(SEEDS) * len(results) * rounds)
+
+        def watch(event: str, what: Any) -> None:
+            if event == "round":
+                bar.advance(task)
+
+        for name, keys in METHODS.items():
+            for seed in SEEDS:
+                results[name].append(fallow.run("demo", seed=seed, watch=watch, **keys))
+    table = Table("method", *[f"seed {s}" for s in SEEDS], "mean", "unlabelled images it used")
+    for name, found in results.items():
+        scores = [100 * r.accuracy for r in found]
+        ratio = found[-1].metrics[-1]["label_ratio"]
+        used = "none" if ratio is None else f"{100 * ratio:.0f} %"
+        table.add_row(name, *[f"{s:.1f}" for s in scores], f"{statistics.mean(scores):.1f}", used)
+    console.print(table)
+    console.print("Test accuracy in %, last round. The runs:")
+    for found in results.values():
+        for result in found:
+            console.print(f"  {result.path}")
+    console.print("Next: fallow run method=fixmatch rounds=10, fallow list methods, fallow split demo")
+
+
+if __name__ == "__main__":
+    main()

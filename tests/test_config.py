@@ -1,0 +1,152 @@
+"""Settings: words of the command line, layers, readings, recipes, what is stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+
+from fallow import config
+from fallow.config import Config, described, merge, parse_pairs, read_yaml, validate
+from fallow.errors import UserError, suggest
+from fallow.methods import REGISTERED, find
+from fallow.methods.base import Method
+from fallow.runs import settings
+from fallow.runs.settings import config_hash, recipe, resolve, stored
+
+
+def test_words() -> None:
+    words = ["rounds=10", "lr=1e-4", "momentum=.5", "nesterov=false", "data=emnist:digits", "partition=dirichlet-capped:0.3,min_size=1",
+             "method=./my.py:Mine", "augment.strong=ra-mc", "augment.cutout=4", "label_count=", "measure=[a, b]", "name='12'", "weight_decay=5E-4"]  # fmt: skip
+    assert parse_pairs(words) == {
+        "rounds": 10, "lr": 1e-4, "momentum": 0.5, "nesterov": False, "data": "emnist:digits", "weight_decay": 5e-4,
+        "partition": "dirichlet-capped:0.3,min_size=1", "method": "./my.py:Mine", "augment": {"strong": "ra-mc", "cutout": 4},
+        "label_count": None, "measure": ["a", "b"], "name": "12",
+    }  # fmt: skip
+    assert parse_pairs(["rounds=1", "rounds=2"]) == {"rounds": 2}  # the later wins
+    assert parse_pairs(["schedule=cosine,by=step"]) == {"schedule": "cosine,by=step"}
+    for wrong in ("rounds", "=3"):
+        with pytest.raises(UserError, match="is not key=value; write for example rounds=10"):
+            parse_pairs([wrong])
+    with pytest.raises(UserError, match="'augment' is given both whole and in parts; use one of the two forms"):
+        parse_pairs(["augment=weak", "augment.strong=ra-mc"])
+
+
+def test_layers() -> None:
+    layers = merge({"a": 1, "s": {"x": 1, "y": 2}}, {"a": 2, "s": {"y": 3}}, {"b": [1]})
+    assert layers == {"a": 2, "s": {"x": 1, "y": 3}, "b": [1]}
+    one = {"s": {"x": [1]}}
+    merge(one, {})["s"]["x"].append(2)
+    assert one == {"s": {"x": [1]}}  # nothing is shared
+
+
+def test_suggestions() -> None:
+    assert suggest("roundz", ["rounds", "batch"]) == "did you mean 'rounds'?"
+    assert suggest("zzz", ["b", "a"]) == "known are a, b"
+
+
+def test_validation() -> None:
+    c = validate(Config, {"active": 0.35, "clients": 10, "augment": {"strong": "ra-semifl"}})
+    assert (c.active_count, c.augment.strong, c.augment.weak, c.rounds) == (4, "ra-semifl", "weak", 30)
+    assert [Config(active=a, clients=20).active_count for a in (None, 3, 0.25, 0.01, 0.3)] == [20, 3, 5, 1, 6]
+    with pytest.raises(Exception, match="frozen"):
+        c.rounds = 5  # type: ignore[misc]
+    assert validate(Config, {"unlabelled_batch": "ratio:7"}).unlabelled_batch == "ratio:7"
+    assert validate(Config, {"batch": "full"}).batch == "full" and validate(Config, {"sbn_passes": "exact"}).sbn_passes == "exact"
+
+
+def test_every_default_is_allowed() -> None:
+    for name in REGISTERED:
+        kind = find(name).Options
+        values = kind(method=name).model_dump()
+        assert validate(kind, values).model_dump() == values
+        assert all(field.description for field in kind.model_fields.values())
+
+
+class Example(Method):
+    """Of these tests."""
+
+    scenarios = {"server", "clients"}
+    readings = {"paper": {"momentum": 0.1, "mine": 3}, "released": {}}
+
+    class Options(Method.Options):
+        lr: float = config.key(0.5, "another default", gt=0)
+        mine: int = config.key(1, "a key of its own", "mu", ge=0)
+        steps: int | Literal["match-unlabelled"] | None = config.key(16, "steps", "T")
+        epochs: float | None = config.key(None, "epochs", gt=0)
+
+    @classmethod
+    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+        return {"batch": 7} if labels == "server" else {}
+
+    @classmethod
+    def refuse(cls, options: Any) -> str | None:
+        return "mine=13 brings bad luck; choose another number" if options.mine == 13 else None
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(settings, "find", lambda _: Example)
+    return lambda base, **given: resolve(base, given)[1]
+
+
+def test_the_later_wins(example: Any) -> None:
+    """Product default, method, reading, recipe, command line."""
+    assert example({}).lr == 0.5 and Config().lr == 0.03
+    assert example({"lr": 0.2}).lr == 0.2 and example({"lr": 0.2}, lr=0.1).lr == 0.1
+    assert example({}).batch == 32 and example({}, labels="server").batch == 7 and example({"labels": "server"}).batch == 7
+    assert example({"labels": "server", "batch": 9}).batch == 9
+
+
+def test_readings(example: Any) -> None:
+    assert example({}).momentum == 0.9
+    assert example({}, reading="paper").momentum == 0.1 and example({"reading": "paper"}).mine == 3
+    assert example({"momentum": 0.7}, reading="paper").momentum == 0.1  # a recipe never sets what a reading sets
+    assert example({"momentum": 0.7}, reading="released").momentum == 0.7
+    assert example({"momentum": 0.7}, reading="paper", momentum=0.4).momentum == 0.4
+
+
+def test_one_measure_of_work_puts_the_other_aside(example: Any) -> None:
+    assert (example({}).steps, example({}).epochs) == (16, None)
+    assert (example({}, epochs=2).steps, example({}, epochs=2).epochs) == (None, 2)
+    assert (example({"epochs": 3}).steps, example({"epochs": 3}, steps=4).epochs) == (None, None)
+    assert example({"label_count": 40}, label_ratio=0.1).label_count is None
+    assert example({"label_count": 40}).label_count == 40
+
+
+def test_refusals(example: Any) -> None:
+    with pytest.raises(UserError, match="mine=13 brings bad luck; choose another number"):
+        example({}, mine=13)
+    with pytest.raises(UserError, match="is not defined for labels=some; it works with labels=clients, server"):
+        example({}, labels="some")
+
+
+def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "base.yaml").write_text("about: a base\nrounds: 5\naugment: {weak: plain, strong: ra-mc}\n")
+    (tmp_path / "heir.yaml").write_text("inherit: base.yaml\nrounds: 6\naugment:\n  strong: ra-usb\n")
+    monkeypatch.chdir(tmp_path)
+    assert recipe("heir.yaml") == {"rounds": 6, "augment": {"weak": "plain", "strong": "ra-usb"}}
+    (tmp_path / "empty.yaml").write_text("")
+    assert read_yaml("empty.yaml") == {}
+    assert "default" in settings.recipes()
+
+
+def test_what_is_stored_comes_back(tmp_path: Path) -> None:
+    method, options = resolve({}, {"method": "uda", "lr": 1e-4, "augment": {"cutout": 4}, "active": 0.5, "measure": ["a"]})
+    path = tmp_path / "config.yaml"
+    path.write_text(config.dump(options))
+    keys = yaml.safe_load(path.read_text())
+    assert keys["version"] == config.VERSION and set(method.Options.model_fields) < set(keys)  # complete
+    assert stored(path) == (method, options)
+    assert config_hash(options) == config_hash(stored(path)[1])
+    same, other = options.model_copy(update={"slots": 5, "keep_memory": 1.0}), options.model_copy(update={"seed": 1})
+    assert config_hash(same) == config_hash(options) != config_hash(other)
+
+
+def test_descriptions() -> None:
+    rows = described(Example.Options)
+    assert rows[0] == ("mine", "1", "mu", "a key of its own")  # a method's own first
+    assert ("nesterov", "true", "", "Nesterov momentum") in rows and ("lr", "0.5", "", "another default") in rows
+    assert [r[0] for r in described(Example.Options, own_only=True)] == ["mine"]

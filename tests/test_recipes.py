@@ -1,0 +1,180 @@
+"""Recipes: every printed cell of the papers' tables is a valid setting and can be named."""
+
+import pytest
+
+from fallow.data.partitions import parse
+from fallow.errors import UserError
+from fallow.methods import find
+from fallow.report import published
+from fallow.report.grid import Grids
+from fallow.report.published import table_name
+from fallow.runs.settings import Grid, recipe, recipes, resolve, slug
+
+TABLES = [n for n in recipes() if Grid.of(recipe(n))]
+PAPERS = {"feddure": "FedDure", "fedrgd": "FedRGD", "feddb": "FedDB", "fedloke": "FedLoKe", "semifl": "SemiFL"}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_cell_is_a_valid_setting(name):
+    grid = Grid.of(recipe(name))
+    assert grid.own in grid.rows and grid.statistic in ("last", "best") and grid.seeds >= 1
+    assert len({c.slug for c in grid.cells}) == len(grid.cells) and len({slug(r) for r in grid.rows}) == len(grid.rows)
+    for cell in grid.cells:
+        assert set(cell.rows) <= set(grid.rows)
+        for row in grid.rows:
+            if grid.missing(row):
+                continue
+            method, o = resolve(grid.keys(row, cell), {})
+            assert method is find(o.method) and o.labels in method.scenarios
+            for part in filter(None, (o.partition, o.unlabelled_partition)):
+                parse(part)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_reading_is_not_overruled_by_a_recipe(name):
+    grid = Grid.of(recipe(name))
+    cell = grid.cells[0]
+    for row, keys in grid.rows.items():
+        if grid.missing(row):
+            continue
+        for reading, read in find(keys["method"]).readings.items():
+            o = resolve(grid.keys(row, cell), {"reading": reading})[1].model_dump()
+            assert all(o[k] == v for k, v in read.items() if not isinstance(v, dict))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_published_figure_can_be_named(name):
+    keys, grid = recipe(name), Grid.of(recipe(name))
+    figures = published.of_table(*name.split("/"))
+    assert figures and len(figures) == len(Grids(*name.split("/")).entries)
+    for data, setting, row in figures:
+        [cell] = [c for c in grid.cells if (c.data, c.setting) == (data, setting)]
+        words = {"method": row, "data": cell.keys["data"], "setting": setting}
+        if grid.missing(row):
+            assert row != grid.own
+            with pytest.raises(UserError, match="cannot be run"):
+                resolve(keys, words)
+            continue
+        expected = resolve(grid.keys(row, cell), {})[1]
+        assert resolve(keys, words)[1] == expected
+        if row == grid.own:  # also without the printed words
+            has = grid.keys(row, cell)
+            assert resolve(keys, {k: has[k] for k in grid.by if k in has})[1] == expected
+
+
+def test_no_figure_is_left_out():
+    assert len(published.figures()) == 623  # of the file's 624 one is printed twice
+    assert {f"{f.paper}/{f.table}" for f in published.figures()} == set(TABLES)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_papers_own_rows(paper):
+    for name in (n for n in TABLES if n.startswith(f"{paper}/")):
+        grid = Grid.of(recipe(name))
+        assert find(grid.rows[grid.own]["method"]) is find(paper)
+        assert any(e.own and e.figure and not e.missing for e in Grids(*name.split("/")).entries)
+
+
+def settings(name, **given):
+    return resolve(recipe(name), given)[1]
+
+
+def test_the_command_of_the_issue():
+    o = settings("semifl/table1", data="cifar10", label_count=4000, partition="iid", rounds=3)
+    assert (o.method, o.model, o.server_batch, o.label_count, o.rounds) == ("semifl", "wrn-28-2", 250, 4000, 3)
+    assert settings("semifl/table1", data="cifar100", label_count=2500, partition="shards:2").model == "wrn-28-8"
+    assert settings("semifl/table1", data="svhn", label_count=1000, partition="iid").server_batch == 10
+    assert settings("semifl/table1", setting="cifar10 labels=4000 iid", data="digits").data == "digits"
+
+
+def test_mu_by_data_and_alpha():
+    mu = [
+        settings("fedloke/table4", data=d, partition=f"dirichlet-equal:{a}").ema
+        for d in ("cifar10", "svhn")
+        for a in (0.01, 0.1, 0.5)
+    ]
+    assert mu == [0.5, 0.7, 0.7, 0.5, 0.9, 0.9]  # 12.8
+
+
+def test_table_ii_has_its_own_schedule():
+    server, clients = (settings("fedrgd/table2", labels=w, partition="iid") for w in ("server", "clients"))
+    assert server.schedule == "cosine-7-16,warmup=75,horizon=15360,turns=2.24066,floor=1e-5"
+    assert clients.schedule == "cosine-7-16,warmup=75,horizon=3000,turns=2.24066,floor=1e-5"
+    assert (server.steps, server.rounds, server.lr, server.optimizer_state, server.norm) == (
+        5,
+        600,
+        0.0075,
+        "travel",
+        "gn",
+    )
+
+
+def test_rows_by_printed_name_or_by_method():
+    cell = {"data": "cifar10", "setting": "iid,dir"}
+    assert settings("feddure/table1", **cell).reading == "released"
+    assert settings("feddure/table1", method="fedavg", **cell).labels == "clients"
+    assert settings("feddure/table1", method="FedAvg-SL", **cell).labels == "all"
+    assert settings("feddure/table1", method="fedprox+fixmatch", **cell).prox == 0.01
+    assert settings("feddure/table1", method="semifl", **cell).method == "semifl"  # not in the table, in its settings
+    with pytest.raises(UserError, match=r"several rows have method=fixmatch; choose one: method='FedAvg\+Fixmatch'"):
+        settings("feddure/table1", method="fixmatch", **cell)
+    with pytest.raises(UserError, match="no row 'fedavgg'"):
+        settings("feddure/table1", method="fedavgg", **cell)
+
+
+def test_none_or_several_cells_are_listed():
+    with pytest.raises(
+        UserError, match=r"several cells.*data=cifar10.*\(setting='iid,iid'\).*'iid,dir'.*'dir,dir'"
+    ) as e:
+        settings("feddure/table1", data="cifar10")
+    assert "cinic10" not in str(e.value)
+    with pytest.raises(UserError, match="no cell of the table agrees with data=cifar10 label_count=4001 partition=iid"):
+        settings("semifl/table1", data="cifar10", label_count=4001, partition="iid")
+
+
+def test_a_data_sets_own_reading():
+    """CINIC-10's steps belong to the released loop, and go with it (14.7)."""
+    cell = {"data": "cinic10", "setting": "dir,dir"}
+    released, paper = settings("feddure/table1", **cell), settings("feddure/table1", reading="paper", **cell)
+    assert (released.loop, released.steps, released.warm_steps, released.lr) == ("meta-pseudo", 10, 100, 5e-4)
+    assert (paper.loop, paper.steps, paper.warm_steps, paper.epochs) == ("regulators", None, 5, 1)
+
+
+def test_a_reading_replaces_single_keys_of_a_section():
+    o = settings("feddb/table1", data="cifar10", reading="paper")
+    assert (o.augment.strong, o.augment.labelled, o.schedule, o.server_momentum) == (
+        "ra-fixmatch",
+        "weak",
+        "constant",
+        0,
+    )
+    o = settings("fedloke/table1", data="cifar10", label_ratio=0.05, reading="paper")
+    assert (o.augment.draws, o.augment.cutout, o.clip_value, o.personal_start) == ("sample", "none", None, "random")
+
+
+def test_a_base_is_a_recipe_too():
+    assert settings("fedloke/base", data="digits").method == "fedloke"
+
+
+def test_names_of_tables():
+    assert [table_name(t) for t in ("I", "II", "III", "IV", "V", "IX", "4", "table 4", "fig7")] == [
+        "table1", "table2", "table3", "table4", "table5", "table9", "table4", "table4", "fig7",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["cells: [a]", "cells: {cifar10: {iid: 3}}", "cells: {}\nrows: {A: 1}", "cells: {}\nown: B\nrows: {A: {}}"]
+)
+def test_a_table_of_ones_own_that_cannot_be_read(text, tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError):
+        resolve(recipe(str(path)), {})
+
+
+def test_a_table_of_ones_own(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "inherit: feddb/base\nrows: {A: {method: fedavg}, B: {method: uda}}\nown: B\ncells: {digits: {many: {label_count: 9}}}"
+    )
+    assert settings(str(path)).method == "uda" and settings(str(path), method="A", lr=1).lr == 1
