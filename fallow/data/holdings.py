@@ -21,7 +21,7 @@ from fallow.data.skews import skew
 from fallow.errors import UserError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Holding:
     """A party's samples: indices into the training set, in the order emitted."""
 

@@ -120,7 +120,7 @@ class Stream:
     def sizes_of_pass(self) -> list[int]:
         """The sizes of the batches of one pass over the set."""
         n = len(self.samples)
-        size = n if self.size is None else int(self.size)  # type: ignore[call-overload]
+        size = n if self.size is None else int(self.size)  # type: ignore[call-overload,arg-type]
         if n == 0:
             return []
         if self.tail == "drop":

@@ -35,11 +35,11 @@ class Optimizer:
             g = g.add(w, alpha=self.o.weight_decay)
         new = dict(self.tensors)
         direction = self._adam(g, new) if self.kind == "adam" else self._sgd(g, new)
-        target = w - lr * direction
-        if when is not None:
-            target = torch.where(when, target, w)
+        if when is None:
+            w.sub_(lr * direction)
+        else:
+            w.copy_(torch.where(when, w - lr * direction, w))
             new = {n: torch.where(when, t, self.tensors[n]) for n, t in new.items()}
-        w.copy_(target)
         for name, tensor in new.items():
             if tensor is not self.tensors[name]:
                 self.tensors[name].copy_(tensor)

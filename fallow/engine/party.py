@@ -212,7 +212,8 @@ def _finish(world: World, slot: Slot, party: Party) -> Outcome:
     if update is not None:
         update.entries = {k: v.clone() for k, v in update.entries.items()}
         update.client = None if party.is_server else party.id
-    finite = torch.stack([torch.isfinite(n.flat.groups["parameters"]).all() for n in slot.nets.values()]).all()
+    extremes = [e for net in slot.nets.values() for e in torch.aminmax(net.flat.groups["parameters"])]  # NaN if any is
+    finite = torch.isfinite(torch.stack(extremes)).all()
     logs = {k: t.clone() for k, t in slot.logs.items()}
     return Outcome(party.id, party.made, update, record, optimizers, logs, finite)
 

@@ -73,13 +73,13 @@ class Slot:
     @torch.no_grad()
     def _apply_flat(self, net: NetHandle, g: Tensor, when: Tensor | None) -> None:
         name, w = self.name_of(net), net.flat.groups["parameters"]
-        pulled = self.reference is not None and name == "model"
-        if pulled and self.o.prox_mode == "gradient":
-            g = g + self.prox * (w - self.reference)
+        reference = self.reference if name == "model" else None
+        if reference is not None and self.o.prox_mode == "gradient":
+            g = g + self.prox * (w - reference)
         g = clip_(g, self.o.clip, self.o.clip_value)
         self.optimizers[name].step(w, g, self.lr[name], when)
-        if pulled and self.o.prox_mode == "decoupled":
-            pull = self.lr[name] * self.prox * (w - self.reference)
+        if reference is not None and self.o.prox_mode == "decoupled":
+            pull = self.lr[name] * self.prox * (w - reference)
             w.sub_(pull if when is None else torch.where(when, pull, torch.zeros_like(pull)))
         net.touched()
 

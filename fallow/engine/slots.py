@@ -146,7 +146,8 @@ class Slots:
             self.slots.append(CapturedSlot(self.world, self.world.options.capture and self.world.method.captured))
         self.world.sharing = max(1, len(self.slots))
         main = torch.cuda.current_stream()
-        queue, outcomes = deque(enumerate(jobs)), [None] * len(jobs)
+        queue: deque[tuple[int, Job]] = deque(enumerate(jobs))
+        outcomes: dict[int, Outcome] = {}
         free = list(reversed(self.slots))
         for slot in self.slots:
             slot.stream.wait_stream(main)
@@ -159,13 +160,13 @@ class Slots:
             for w in list(working):
                 with torch.cuda.stream(w.slot.stream):
                     done = self._advance(w)
-                if done:
-                    outcomes[w.position] = w.outcome  # type: ignore[call-overload]
+                if done and w.outcome is not None:
+                    outcomes[w.position] = w.outcome
                     working.remove(w)
                     free.append(w.slot)
         for slot in self.slots:
             main.wait_stream(slot.stream)
-        return outcomes  # type: ignore[return-value]
+        return [outcomes[k] for k in range(len(jobs))]
 
     def _advance(self, w: Working) -> bool:
         """One step of a party, if it need not wait; true when its work is done."""

@@ -16,11 +16,11 @@ def mean(items: Sequence[Any], name: str = "model", weights: Sequence[float] | T
 
     Multiplies, then adds, in float64, one after the other in the given order, and rounds once. Counters: maximum.
     """
-    values = [item if isinstance(item, State | Tensor) else item[name] for item in items]
+    values: list[Any] = [item if isinstance(item, State | Tensor) else item[name] for item in items]
     if weights is None:
         weights = [1.0 if isinstance(item, State | Tensor) else item.weight for item in items]
-    shares = torch.as_tensor(weights, dtype=torch.float64)
-    shares = (shares / shares.sum()).tolist()
+    given = torch.as_tensor(weights, dtype=torch.float64)
+    shares = (given / given.sum()).tolist()
     first = values[0]
     if isinstance(first, Tensor):
         return _mean(values, shares)
@@ -33,6 +33,7 @@ def mean(items: Sequence[Any], name: str = "model", weights: Sequence[float] | T
 
 def _mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     total = torch.zeros_like(tensors[0], dtype=torch.float64)
+    wide = torch.empty_like(total)  # one for all: new memory costs more than the sums
     for tensor, share in zip(tensors, shares):
-        total += tensor.double() * share
+        total += wide.copy_(tensor).mul_(share)
     return total.to(tensors[0].dtype)
