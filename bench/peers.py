@@ -59,7 +59,7 @@ def in_fallow(clients: int, active: int, rounds: int, device: str) -> list[float
     import fallow
     from bench.round import random_source
 
-    keys = dict(
+    keys: dict[str, Any] = dict(
         method="fedavg", labels="all", partition="iid", clients=clients, active=active, epochs=1, batch=BATCH, lr=LR, momentum=0.0,
         nesterov=False, model="bench.peers:CNN", augment={"labelled": "plain"}, eval_every=rounds + 1, checkpoint_every=rounds + 1,
         rounds=rounds + 1, device=device,
@@ -200,7 +200,7 @@ def main() -> None:
         for name in names:
             if times := apart(name, args):
                 settled.setdefault(name, []).extend(times[len(times) // 2 :])  # imports, workers and graphs come first
-    results = [{"framework": n, "seconds": statistics.median(t), "fastest": min(t), "slowest": max(t)} for n, t in settled.items()]
+    results: list[dict[str, Any]] = [{"framework": n, "seconds": statistics.median(t), "fastest": min(t), "slowest": max(t)} for n, t in settled.items()]
     own = next((r["seconds"] for r in results if r["framework"] == "fallow"), None)
     rows = []
     for r in results:

@@ -79,6 +79,11 @@ def apart(method: str, clients: int, args: argparse.Namespace) -> dict[str, Any]
     return json.loads(ended.stdout.splitlines()[-1])
 
 
+def least(several: list[dict[str, Any]]) -> dict[str, Any]:
+    """The smallest of each figure."""
+    return {k: v if isinstance(v, str) else min(r[k] for r in several) for k, v in several[0].items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="*", default=list(SIZES))
@@ -99,7 +104,7 @@ def main() -> None:
         for _ in range(args.passes):
             for clients in args.clients:
                 found[clients].append(apart(method, clients, args))
-        best = [{k: v if isinstance(v, str) else min(r[k] for r in several) for k, v in several[0].items()} for several in found.values()]
+        best: list[dict[str, Any]] = [least(several) for several in found.values()]
         results += best
         for r in best:
             ratios = (f"{r[k] / best[0][k]:.2f}" for k in ("fastest", "cpu", "peak"))
