@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from fallow.config import Config, Section, described
+from fallow.config import Config, Section, described, validate
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
 
@@ -87,6 +87,8 @@ def of_method(name: str, method: type[Method]) -> str:
         parts.append("Common keys with another default: " + ", ".join(f"`{k}={v or 'null'}`" for k, v, *_ in changed) + ".\n")
     else:
         parts.append("No common key has another default.\n")
+    if norm := validate(options, {"model": "wrn-28-2"}).norm:
+        parts.append(f"For models with batch norm: `norm={norm}`.\n")
     for labels in (s for s in SCENARIOS if s in method.scenarios):
         if given := method.scenario_defaults(labels):
             parts.append(f"For `labels={labels}`: {pairs(given)}.\n")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def keys(tmp_path: Path) -> dict[str, Any]:
 
 def worded(keys: dict[str, Any]) -> list[str]:
     return [f"{k}={v}" for k, v in keys.items()]
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_heard() -> Iterator[None]:
+    """A shell that puts tests into the background has them ignore Ctrl-C, and their children with them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
