@@ -183,7 +183,11 @@ def _words(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
 
     words = list(words or [])
     recipe = words.pop(0) if words and "=" not in words[0] else None
-    return recipe, parse_pairs(words)
+    keys = parse_pairs(words)
+    for flag in ("out", "name", "stop_after", "download", "watch"):
+        if flag in keys:
+            raise UserError(f"{flag} is no key of a run", f"write --{flag.replace('_', '-')} before its value")
+    return recipe, keys
 
 
 def _print_keys(recipe: str | None, keys: dict[str, Any]) -> None:

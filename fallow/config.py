@@ -111,14 +111,12 @@ class Config(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16"] = key("auto", "auto: bf16 on CUDA, fp32 on CPU")
     slots: int | Literal["auto"] = key("auto", "parties that train at once")
     capture: bool = key(True, "replay captured steps on CUDA")
-    compile: bool = key(False, "torch.compile the steps on CUDA")
     deterministic: bool = key(False, "exactly repeatable on CUDA (CPU always is)")
     keep_memory: float = key(4.0, "GiB of memory for what clients keep; the rest goes to disk", ge=0)
     view_memory: float = key(1.0, "GiB for views made ahead", gt=0)
     eval_every: int = key(1, "rounds between evaluations", ge=1)
     eval_batch: int = key(250, "images per evaluation batch", ge=1)
     checkpoint_every: int = key(1, "rounds between checkpoints", ge=1)
-    measure: tuple[str, ...] = key((), "what else is measured each round")
 
     @model_validator(mode="after")
     def _counts(self) -> Config:
@@ -144,7 +142,7 @@ class Config(Section):
 
 
 def _check_unlabelled(size: int | str, batch: int | str) -> None:
-    if isinstance(size, int) or size in ("full", "unlabelled-only", "match-steps", "match-steps:floor"):
+    if isinstance(size, int) or size in ("full", "match-steps", "match-steps:floor"):
         return
     word, _, times = size.partition(":")
     if not (size == "equal" or (word == "ratio" and times.isdigit() and int(times) > 0)):

@@ -134,7 +134,7 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_stored_comes_back(tmp_path: Path) -> None:
-    method, options = resolve({}, {"method": "uda", "lr": 1e-4, "augment": {"cutout": 4}, "active": 0.5, "measure": ["a"]})
+    method, options = resolve({}, {"method": "uda", "lr": 1e-4, "augment": {"cutout": 4}, "active": 0.5})
     path = tmp_path / "config.yaml"
     path.write_text(config.dump(options))
     keys = yaml.safe_load(path.read_text())

@@ -208,14 +208,27 @@ def test_a_failed_run_leaves_its_lock(tmp_path: Path) -> None:
 
 
 def test_a_rare_checkpoint(tmp_path: Path) -> None:
-    keys = TINY | {"method": "fixmatch", "optimizer_state": "keep", "rounds": 5, "checkpoint_every": 2}
+    keys = TINY | {"method": "fixmatch", "optimizer_state": "keep", "rounds": 5, "checkpoint_every": 2, "data": "digits"}
     through = fallow.run(out=tmp_path, name="through", **keys | {"checkpoint_every": 1})
 
-    def killed(event: str, what: Any) -> None:
+    words = worded(keys)
+    process = started("run", *words, "--name", "run", "--out", str(tmp_path), cwd=tmp_path)
+    wait_for(tmp_path / "run" / "metrics.jsonl", 3, process)
+    process.kill()
+    process.communicate()
+    assert RunFolder(tmp_path / "run").committed() in (2, 4, 5)
+    same(fallow.resume(tmp_path / "run").path, through.path)
+
+
+def test_a_failure_keeps_the_rounds_before_it(tmp_path: Path) -> None:
+    keys = TINY | {"method": "fixmatch", "optimizer_state": "keep", "rounds": 5, "checkpoint_every": 4}
+    through = fallow.run(out=tmp_path, name="through", **keys)
+
+    def failing(event: str, what: Any) -> None:
         if event == "round" and what["round"] == 3:
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        fallow.run(out=tmp_path, name="run", watch=killed, **keys)
-    assert RunFolder(tmp_path / "run").committed() == 2
+        fallow.run(out=tmp_path, name="run", watch=failing, **keys)
+    assert RunFolder(tmp_path / "run").committed() == 3
     same(fallow.resume(tmp_path / "run").path, through.path)

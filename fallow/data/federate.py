@@ -321,6 +321,11 @@ def uncover(job: Job, hands: Hands) -> None:
         hands.unlabelled[i] = unlabelled[~known]
 
 
+def labels_sha256(labels: Ints) -> str:
+    """Tells one data set's labels from another's."""
+    return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
+
+
 def assemble(job: Job, hands: Hands) -> Federation:
     spec = job.spec
     if spec.labelled_as_unlabelled:
@@ -334,7 +339,7 @@ def assemble(job: Job, hands: Hands) -> Federation:
         **job.rule.about(),
         "classes": job.classes,
         "samples": len(job.labels),
-        "labels_sha256": hashlib.sha256(job.labels.astype("<i8").tobytes()).hexdigest(),
+        "labels_sha256": labels_sha256(job.labels),
     }
     names = hands.names or tuple(str(i) for i in range(len(clients)))
     dropped = np.sort(np.concatenate([EMPTY, *hands.dropped]))

@@ -90,7 +90,7 @@ class Step:
     def signature(self) -> tuple[Any, ...]:
         shapes = tuple((k, tuple(t.shape), t.dtype) for k, t in sorted(self.tensors.items()))
         named = tuple((k, tuple(t.shape)) for k, t in sorted(self.numbers.items()))
-        return (getattr(self.function, "__qualname__", repr(self.function)), shapes, named, self.absent)
+        return (self.function, shapes, named, self.absent)
 
 
 @dataclass

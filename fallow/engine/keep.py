@@ -55,6 +55,8 @@ class Keep:
         """Puts everything on disk; the index to be stored with the checkpoint."""
         for client in sorted(self._unsaved):
             self._save(client)
+        if self.folder.is_dir():
+            disk.sync(self.folder)
         return {str(c): v for c, v in sorted(self.version.items())}
 
     def clean(self) -> None:

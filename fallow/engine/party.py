@@ -32,6 +32,7 @@ class Job:
     round: int
     message: dict[str, Any]
     record: dict[str, Any]  # held things by name; optimisers by "name/optimizer"
+    turn: int = 0  # the server may have a second turn in the last round, with draws of its own
 
 
 @dataclass
@@ -53,7 +54,7 @@ class Party:
     def __init__(self, world: World, slot: Slot, job: Job):
         self.world, self.slot, self.options = world, slot, world.options
         self.id, self.round, self.received = job.party, job.round, job.message
-        self.is_server = job.party == SERVER
+        self.is_server, self.turn = job.party == SERVER, job.turn
         holding = world.federation.server if self.is_server else world.federation.clients[job.party]
         self.labelled = Samples.of(holding.labelled, world.labels[holding.labelled])
         self.unlabelled = Samples.of(holding.unlabelled)
@@ -91,7 +92,8 @@ class Party:
 
     # -- what it can do ----------------------------------------------------------------------------------------------
     def key(self, *parts: int | str) -> int:
-        return self.world.key("party", self.round, self.id, *parts)
+        again = ("turn", self.turn) if self.turn else ()
+        return self.world.key("party", self.round, self.id, *again, *parts)
 
     def rates(self, first: int, count: int) -> list[float]:
         """Learning rates of `count` steps by the schedule, where the party has made `first` steps in the run."""
@@ -110,7 +112,7 @@ class Party:
         """Logits of all samples in stored order, in batches of a fixed size that never cross parties."""
         self._predictions += 1
         if isinstance(net, State):
-            net = self.world.scratch(net)
+            net = self.slot.scratch(net)
         if stats == "running" and net.modes.known and self.world.device.type == "cuda":
             batch = max(batch, LARGE)
         key = self.key("predict", view, self._predictions)
@@ -138,6 +140,7 @@ def work(world: World, slot: Slot, job: Job) -> Iterator[feed.Step | torch.cuda.
     method = world.method
     slot.load(*_start(world, job))
     party = Party(world, slot, job)
+    _begin_calls(slot, party.key("begin"))
     found, wait = _read_back(method.begin(party))
     if wait is not None:
         yield wait
@@ -145,7 +148,15 @@ def work(world: World, slot: Slot, job: Job) -> Iterator[feed.Step | torch.cuda.
     for step in feed.steps(world, plan, party.key("plan"), lambda *a: _numbers(world, party, *a)):
         party.made += 1
         yield step
+    _begin_calls(slot, party.key("end"))
     return _finish(world, slot, party)  # type: ignore[return-value]
+
+
+def _begin_calls(slot: Slot, key: int) -> None:
+    """Dropout in calls outside of steps is the party's own, not what the slot's last party left."""
+    for net in slot.nets.values():
+        net.begin_step()
+        net.modes.key.fill_(key)
 
 
 def _start(world: World, job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]], float]:
@@ -205,10 +216,14 @@ def _finish(world: World, slot: Slot, party: Party) -> Outcome:
             how = "keep" if party.is_server else spec.optimizer or world.options.optimizer_state
             if how != "reset" and party.made:
                 layout = slot.nets[name].layout
-                optimizers[name] = {
+                state = {
                     k: State(layout, {"parameters": t.clone()}) if t.dim() else t.clone()
                     for k, t in slot.optimizers[name].tensors.items()
                 }
+                if how == "travel":
+                    optimizers[name] = state
+                else:
+                    record[f"{name}/optimizer"] = state
     if update is not None:
         update.entries = {k: v.clone() for k, v in update.entries.items()}
         update.client = None if party.is_server else party.id

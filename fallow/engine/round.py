@@ -19,7 +19,7 @@ from fallow.engine.server import Server
 from fallow.engine.statistics import static
 from fallow.engine.world import World
 from fallow.errors import UserError
-from fallow.methods.base import Updates
+from fallow.methods.base import Net, Updates
 from fallow.methods.state import State
 
 
@@ -40,6 +40,7 @@ class Federated:
         self.server["model"] = self._travels(world.initial())
         self.method.start(self.server)
         self.seconds: dict[str, float] = {}
+        self.whole = True  # false if a failure left kept records of a round that is not in effect
         self.finishing: Callable[[], None] = lambda: None  # called when a round begins to take effect
         self._inference = world.net()
 
@@ -82,46 +83,50 @@ class Federated:
         if turn.startswith("after"):
             self._turn(tally)
         if turn.endswith("+last") and last:
-            self._turn(tally)
+            self._turn(tally, again=True)
         row = {"round": number + 1} | self._evaluated(number, last)
         row |= self._metrics(number, jobs, updates, tally)
         self.finishing()
-        self.keep.write({o.party: self._record(o) for o in outcomes if o.party != SERVER}, number + 1)
+        self.whole = False
+        self.keep.write({o.party: o.record for o in outcomes if o.party != SERVER}, number + 1)
+        self.whole = True
         return row
 
     def _jobs(self, beside: bool) -> list[Job]:
         server, jobs = self.server, []
+        made: dict[int, State] = {}  # statistics are made once for each model sent
         for position, client in enumerate(server.active):
             message = self.method.down(server, client)
-            message = {k: self._with_statistics(v) for k, v in message.items()}
-            if self.o.optimizer_state == "travel" and position < len(server.entries.get("optimizers", [])):
+            message = {k: self._with_statistics(v, made) for k, v in message.items()}
+            if self._travelling and position < len(server.entries.get("optimizers", [])):
                 message |= {f"{n}/optimizer": t for n, t in server["optimizers"][position].items()}
             jobs.append(Job(client, server.round, message, self.keep.read(client)))
         if beside:
             jobs.append(self._server_job())
         return jobs
 
-    def _server_job(self) -> Job:
+    def _server_job(self, turn: int = 0) -> Job:
         entries = self.server.entries
         message = {k: v for k, v in entries.items() if isinstance(v, State | torch.Tensor)}
-        return Job(SERVER, self.server.round, message, dict(entries.get("record", {})))
+        return Job(SERVER, self.server.round, message, dict(entries.get("record", {})), turn)
 
-    def _turn(self, tally: Tally) -> None:
+    def _turn(self, tally: Tally, again: bool = False) -> None:
         """The server trains on its own data; its update's entries are written back."""
         with self._phase("server"):
-            outcome = self.executor.run([self._server_job()])[0]
+            outcome = self.executor.run([self._server_job(int(again))])[0]
             self._check([outcome], tally)
             self._keep_server(outcome)
             for name, value in outcome.update.entries.items() if outcome.update else ():
                 self.server[name] = value
 
     def _keep_server(self, outcome: Outcome) -> None:
-        if record := self._record(outcome):
-            self.server["record"] = dict(self.server.entries.get("record", {})) | record
+        if outcome.record:
+            self.server["record"] = dict(self.server.entries.get("record", {})) | outcome.record
 
-    @staticmethod
-    def _record(outcome: Outcome) -> dict[str, Any]:
-        return outcome.record | {f"{n}/optimizer": t for n, t in outcome.optimizers.items()}
+    @property
+    def _travelling(self) -> bool:
+        nets = [spec for spec in self.world.held.values() if isinstance(spec, Net) and spec.train]
+        return any((spec.optimizer or self.o.optimizer_state) == "travel" for spec in nets)
 
     def _check(self, outcomes: list[Outcome], tally: Tally) -> None:
         for outcome in outcomes:
@@ -137,12 +142,10 @@ class Federated:
     def _updates(self, outcomes: list[Outcome]) -> Updates:
         """Updates in order of party id, the server's first, with their weights."""
         server, updates = self.server, Updates()
-        if self.o.optimizer_state == "travel":
+        if self._travelling:
             before = server.entries.get("optimizers", [{}] * len(server.active))  # a client that made no step leaves its place's
             places = [o.optimizers for o in outcomes if o.party != SERVER]
             server["optimizers"] = [new or old for new, old in zip(places, before, strict=True)]
-            for o in outcomes:
-                o.optimizers = o.optimizers if o.party == SERVER else {}
         for outcome in sorted(outcomes, key=lambda o: o.party):
             if outcome.party == SERVER:
                 self._keep_server(outcome)
@@ -152,8 +155,8 @@ class Federated:
         if updates.server and self.o.weights == "half":
             updates.server.weight = float(max(1, len(updates.clients)))
         updates[:] = [u for u in updates if u.weight > 0]
-        if self.world.statistics == "server" and updates.server:
-            own = updates.server["model"]
+        if self.world.statistics == "server" and self.server_trains:
+            own = updates.server["model"] if updates.server else server.sent
             for u in updates.clients:
                 u.entries["model"] = u["model"].having(own, "statistics")
         return updates
@@ -165,8 +168,12 @@ class Federated:
             return float(len(np.union1d(holding.labelled, holding.unlabelled)))
         return float(len(holding.labelled)) if self.o.weights == "labelled" else 1.0
 
+    def model(self) -> State:
+        """The model as it is to be used, with statistics where a policy makes them."""
+        return self._with_statistics(self.server.model)
+
     # -- statistics, evaluation, metrics -------------------------------------------------------------------------------
-    def _with_statistics(self, thing: Any = None) -> Any:
+    def _with_statistics(self, thing: Any = None, made: dict[int, State] | None = None) -> Any:
         """Under static batch norm, a model with statistics made for it; the server's is stored with them."""
         if self.world.statistics != "static" or "statistics" not in self._inference.flat.groups:
             return thing
@@ -175,7 +182,10 @@ class Federated:
             return None
         if not isinstance(thing, State) or "statistics" in thing or thing.layout != self._inference.layout:
             return thing
-        return static(self.world, self._inference, thing, self.server.active)
+        made = {} if made is None else made
+        if id(thing) not in made:
+            made[id(thing)] = static(self.world, self._inference, thing, self.server.active)
+        return made[id(thing)]
 
     def _evaluated(self, number: int, last: bool) -> dict[str, Any]:
         if (number + 1) % self.o.eval_every and not last:
@@ -203,7 +213,7 @@ class Federated:
         row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
         sent = [j.message for j in jobs if j.party != SERVER]
         row["bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if not k.endswith("/optimizer"))
-        if self.o.optimizer_state == "travel":
+        if self._travelling:
             row["optimizer_bytes_up"] = size(self.server["optimizers"])
             row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
         schedule = Schedule.parse(self.o.schedule)

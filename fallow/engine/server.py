@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from fallow import draws
+from fallow.engine.slot import RESERVED
 from fallow.engine.world import World
+from fallow.errors import UserError
 from fallow.methods.state import State
 
 
@@ -49,6 +51,8 @@ class Server:
     def log(self, **values: Any) -> None:
         """Numbers (or lists of them) for this round's metrics."""
         for name, value in values.items():
+            if name in RESERVED:
+                raise UserError(f"a method cannot log {name!r}, a column of every run's metrics", "choose another name")
             self.logs[name] = value.tolist() if isinstance(value, Tensor | np.ndarray) else value
 
     @torch.no_grad()

@@ -10,8 +10,11 @@ from torch import Tensor
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.world import World
+from fallow.errors import UserError
 from fallow.methods.base import Net, Value
 from fallow.methods.state import State
+
+RESERVED = {"round", "accuracy", "test_loss", "bytes_up", "bytes_down", "lr", "clients", "seconds"}
 
 
 class Slot:
@@ -26,6 +29,7 @@ class Slot:
         self.logs: dict[str, Tensor] = {}
         self.prox = torch.zeros((), device=world.device)
         self.reference: Tensor | None = None
+        self._scratch: NetHandle | None = None
         for name, spec in world.held.items():
             if isinstance(spec, Value):
                 self.values[name] = torch.zeros(world.value_shape(spec), device=world.device)
@@ -44,6 +48,13 @@ class Slot:
         if name in things.get("values", {}):
             return things["values"][name]
         raise AttributeError(f"this method holds no {name!r}; `holds()` says what it holds")
+
+    def scratch(self, state: State) -> NetHandle:
+        """A net for inference with given weights."""
+        if self._scratch is None:
+            self._scratch = self.world.net()
+        self._scratch.load(state)
+        return self._scratch
 
     def name_of(self, net: NetHandle) -> str:
         return next(n for n, v in self.nets.items() if v is net)
@@ -87,6 +98,8 @@ class Slot:
     def log(self, rows: Tensor | None = None, **values: Any) -> None:
         """Sums a number, or (values, mask), on the device; the round's metrics have the means."""
         for name, value in values.items():
+            if name in RESERVED:
+                raise UserError(f"a method cannot log {name!r}, a column of every run's metrics", "choose another name")
             if isinstance(value, tuple):
                 value, mask = value
                 mask = mask if rows is None else mask & rows

@@ -46,10 +46,10 @@ class Graph:
 class CapturedSlot:
     """A slot with a stream of its own and its graphs, which share one memory pool since they never run at once."""
 
-    def __init__(self, world: World, capture: bool):
+    def __init__(self, world: World, capture: bool, say: Callable[[str], None] = lambda _: None):
         self.stream = torch.cuda.Stream()
         self.slot = Slot(world)
-        self.capture = capture
+        self.capture, self.say = capture, say
         self.graphs: OrderedDict[Any, Graph] = OrderedDict()
         self.uses: dict[Any, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -66,9 +66,18 @@ class CapturedSlot:
         if not self.capture or uses < CAPTURE_AT:
             run_step(self.slot, step)
             return
-        self.graphs[signature] = self._captured(step)
+        try:
+            self.graphs[signature] = self._captured(step)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as e:
+            self.capture = False
+            self.say(f"a step cannot be captured ({str(e).splitlines()[0]}); going on eagerly, which is slower")
+            run_step(self.slot, step)
+            return
         if len(self.graphs) > MOST_GRAPHS:
-            self.graphs.popitem(last=False)
+            gone, _ = self.graphs.popitem(last=False)
+            del self.uses[gone]
         self.graphs[signature].replay(step)
         self._weights_moved()
 
@@ -120,22 +129,22 @@ class Slots:
         self.world, self.say = world, say
         self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
         self.slots: list[CapturedSlot] = []
-        self._graphs: dict[Any, Any] = {}
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         while True:
             try:
                 return self._run(jobs)
             except torch.OutOfMemoryError:
-                fewer = max(1, min(self.limit, len(self.slots)) // 2)
-                if fewer >= self.limit:
+                had = min(self.limit, len(self.slots))
+                if had <= 1:
                     raise
-                self.say(f"the device is out of memory with {min(self.limit, len(self.slots))} slots; going on with {fewer}")
-                self.limit = fewer
-                torch.cuda.synchronize()
-                self.slots.clear()
-                gc.collect()
-                torch.cuda.empty_cache()
+            # outside of `except`: the error's traceback holds on to what is to be freed
+            self.limit = had // 2
+            self.say(f"the device is out of memory with {had} slots; going on with {self.limit}")
+            torch.cuda.synchronize()
+            self.slots.clear()
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
         wanted = min(self.limit, len(jobs))
@@ -143,7 +152,7 @@ class Slots:
             if self.slots and not self._room():
                 self.limit = len(self.slots)
                 break
-            self.slots.append(CapturedSlot(self.world, self.world.options.capture and self.world.method.captured))
+            self.slots.append(CapturedSlot(self.world, self.world.options.capture and self.world.method.captured, self.say))
         self.world.sharing = max(1, len(self.slots))
         main = torch.cuda.current_stream()
         queue: deque[tuple[int, Job]] = deque(enumerate(jobs))

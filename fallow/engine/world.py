@@ -70,7 +70,6 @@ class World:
         self.sharing = 1  # parties that share the memory for views
         self._initial: dict[str, State] = {}
         self._building = threading.Lock()  # torch's generator, which modules are initialised from, is one for all threads
-        self._scratch = threading.local()
         self._set_up_device()
 
     def _set_up_device(self) -> None:
@@ -119,13 +118,6 @@ class World:
     def layouts(self) -> dict[str, Layout]:
         """The layout of each held net, by which stored tensors are named."""
         return {n: self.fresh(n, 0).layout for n, spec in {"model": Net(), **self.held}.items() if isinstance(spec, Net)}
-
-    def scratch(self, state: State) -> NetHandle:
-        """A net of this thread's, for inference with given weights."""
-        if not hasattr(self._scratch, "net"):
-            self._scratch.net = self.net()
-        self._scratch.net.load(state)
-        return self._scratch.net
 
     def value_shape(self, spec: Value) -> tuple[int, ...]:
         return tuple(self.federation.most_unlabelled if n == "unlabelled" else int(n) for n in spec.shape)

@@ -7,7 +7,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from fallow import config as configuration
 from fallow import disk
 from fallow.config import Config
 from fallow.data import sources
-from fallow.data.federate import Federation, Spec, federate
+from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.sources import Source
 from fallow.engine import ranks
 from fallow.engine.eager import Eager
@@ -76,7 +76,13 @@ class Result:
         o = self.config
         summary = self.summary
         net = models.build(o.model, summary["classes"], summary["channels"], norm=o.norm, size=summary["size"])
-        net.load_state_dict(load_file(self.path / "model.safetensors"), strict=False)
+        tensors = load_file(self.path / "model.safetensors")
+        for norm in (m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)):
+            if not any(name.endswith("running_mean") for name in tensors):  # statistics=batch: a batch's own, as evaluated
+                norm.track_running_stats = False
+                norm.running_mean = norm.running_var = norm.num_batches_tracked = None
+        missing, _ = net.load_state_dict(tensors, strict=False)
+        assert all(name.endswith("num_batches_tracked") for name in missing), missing
         return net.eval()
 
 
@@ -142,7 +148,7 @@ class Run:
         o, watch = self.options, watch or (lambda *_: None)
         stop = min(stop_after or o.rounds, o.rounds)
         watch("start", self)
-        committed = self.done
+        committed, whole = self.done, True
         terminated = RankLost("another rank has ended, or the run was told to stop") if ranks.count() > 1 else None
         with Interrupts(terminated) as interrupts:
             self.federated.finishing = interrupts.hold
@@ -150,19 +156,22 @@ class Run:
                 while self.done < stop:
                     started = time.perf_counter()
                     row = self.federated.round(self.done)
-                    self.done += 1
                     row["seconds"]["round"] = round(time.perf_counter() - started, 4)
+                    whole = False  # until its row is written, the state is a round ahead of the metrics
                     self.folder.append(row)
+                    self.done, whole = self.done + 1, True
                     if self.done % o.checkpoint_every == 0 or self.done == stop:
                         self.commit()
                         committed = self.done
                     interrupts.release()
                     watch("round", row)
-            except (KeyboardInterrupt, RankLost) as end:
+            except BaseException as end:
                 interrupts.hold()
-                if committed < self.done:
-                    self.commit()
-                self._conclude("interrupted")
+                expected = isinstance(end, KeyboardInterrupt | RankLost)
+                with nullcontext() if expected else suppress(UserError):  # the disk may be what failed
+                    if committed < self.done and whole and self.federated.whole:
+                        self.commit()
+                    self._conclude("interrupted" if expected else "failed")
                 if isinstance(end, RankLost):
                     kept = f"the rounds up to {self.done} are kept, go on with `fallow resume {self.folder.path}`, with torchrun or without"
                     raise UserError(f"{end.cause} (in round {self.done + 1})", kept) from None
@@ -203,7 +212,7 @@ class Run:
             "commit": _commit(),
         }
         if self.done:
-            self.folder.write_model(self.federated.server.model)
+            self.folder.write_model(self.federated.model())
         self.folder.write_summary(summary)
         return summary
 
@@ -226,7 +235,8 @@ def prepare(recipe_name: str | None, given: dict[str, Any], source: Source | Non
         source = given.pop("data")
     if source is not None:
         given.setdefault("data", source.name)
-    base = recipe(recipe_name) if recipe_name else recipe("default") if not given else {}
+    plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
+    base = recipe(recipe_name or "default") if recipe_name or plain else {}
     method, options = resolve(base, given)
     source = load_source(options, source, download)
     options = _completed(method, options, source)
@@ -301,6 +311,7 @@ def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Wa
         source = load_source(options, source)
         if folder.federation.is_file():
             federation = Federation.load(folder.federation)
+            _check_data(federation, source)
         else:
             federation = make_federation(options, source)
             with disk.told(folder.federation):
@@ -308,6 +319,16 @@ def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Wa
         at_work = Run(folder, method, options, source, federation)
         at_work.restore()
         return at_work.go(stop_after, watch)
+
+
+def _check_data(federation: Federation, source: Source) -> None:
+    """The data must be those the federation was made of."""
+    labels = source.train.labels.numpy()
+    spec = federation.spec
+    if spec.get("samples") != len(labels) or spec.get("labels_sha256") != labels_sha256(labels):
+        raise UserError(
+            f"the data set {source.name} is not the one this run was begun with", "put the old files back, or start a new run"
+        )
 
 
 def _check_stop(stop_after: int | None) -> None:
