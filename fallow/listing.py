@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fallow.errors import UserError, suggest
 
 Rows = list[tuple[str, ...]]
@@ -77,6 +79,8 @@ def compared(paths: list[str]) -> Rows:
 
     out: Rows = [("run", "method", "data", "labels", "seed", "rounds", "last %", "best %", "labelled %", "s/round")]
     for path in paths:
+        if len(paths) > 1 and not (Path(path) / "summary.json").is_file():
+            continue  # `runs/*` may hold other folders, and runs that are still going on
         result = load_result(path)
         s, o, last = result.summary, result.config, (result.metrics or [{}])[-1]
         ratio = last.get("label_ratio")

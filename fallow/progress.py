@@ -62,5 +62,5 @@ def words(row: dict[str, Any]) -> str:
     if row.get("accuracy") is not None:
         parts.append(f"accuracy {100 * row['accuracy']:5.2f} %")
     if row.get("label_ratio") is not None:
-        parts.append(f"labelled {100 * row['label_ratio']:3.0f} %")
+        parts.append(f"pseudo-labelled {100 * row['label_ratio']:3.0f} %")
     return "  ".join(parts)

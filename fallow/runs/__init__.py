@@ -250,7 +250,8 @@ def _completed(method: type[Method], options: Config, source: Source) -> Config:
     if natural and source.train.clients is not None:
         changes["clients"] = len({c for c in source.train.clients if c != "server"})
     counted = (options.label_count, options.label_ratio, options.label_per_class)
-    if options.labels != "all" and all(c is None for c in counted) and not natural:
+    known = bool((source.train.labels >= 0).all())  # where some labels are missing, the others are all used
+    if options.labels != "all" and all(c is None for c in counted) and not natural and known:
         changes["label_ratio"] = 0.05
     if not changes:
         return options
