@@ -79,7 +79,7 @@ def compared(paths: list[str]) -> Rows:
 
     out: Rows = [("run", "method", "data", "labels", "seed", "rounds", "last %", "best %", "labelled %", "s/round")]
     for path in paths:
-        if len(paths) > 1 and not (Path(path) / "summary.json").is_file():
+        if len(paths) > 1 and Path(path).is_dir() and not (Path(path) / "summary.json").is_file():
             continue  # `runs/*` may hold other folders, and runs that are still going on
         result = load_result(path)
         s, o, last = result.summary, result.config, (result.metrics or [{}])[-1]
