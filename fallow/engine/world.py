@@ -114,7 +114,9 @@ class World:
         half = self.precision == "bf16" and spec.autocast
         with self._building, torch.random.fork_rng(devices=[]):
             module = self._build(spec)
-        return NetHandle(module, self.device, self.statistics, self.autocast if half else None)
+        net = NetHandle(module, self.device, self.statistics, self.autocast if half else None)
+        net.modes.fused = self.options.fused
+        return net
 
     def fresh(self, name: str, key: int) -> State:
         """Newly initialised weights of a held net, by a key of their own; the same on every device."""

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fallow.models.norms import norm_layer
+from fallow.models.norms import Chain, activated, norm_layer
 
 
 class Pool2(nn.Module):
@@ -104,9 +104,9 @@ class SmallCNN(Classifier):
         he_normal(self)
 
     def features(self, x: Tensor) -> Tensor:
-        x = self.pool(F.relu(self.norm1(self.conv1(x))))
-        x = self.pool(F.relu(self.norm2(self.conv2(x))))
-        return F.relu(self.norm3(self.conv3(x))).mean((2, 3))
+        x = self.pool(activated(self.norm1, self.conv1(x)))
+        x = self.pool(activated(self.norm2, self.conv2(x)))
+        return activated(self.norm3, self.conv3(x)).mean((2, 3))
 
 
 def he_normal(net: Classifier) -> None:
@@ -134,8 +134,8 @@ class EmnistCNN(Classifier):
         self.head = nn.Linear(128, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm1(self.conv1(x)))
-        x = F.relu(self.norm2(self.conv2(x)))
+        x = activated(self.norm1, self.conv1(x))
+        x = activated(self.norm2, self.conv2(x))
         x = self.drop1(adaptive_max(self.pool(x), 12))
         return self.drop2(F.relu(self.linear(x.flatten(1))))
 
@@ -149,7 +149,7 @@ class EmnistCNNofRGD(EmnistCNN):
         self.drop2 = nn.Identity()
 
     def features(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm1(self.conv1(x)))
+        x = activated(self.norm1, self.conv1(x))
         x = F.relu(self.drop1(adaptive_max(self.pool(self.norm2(self.conv2(x))), 12)))
         return self.drop2(F.relu(self.linear(x.flatten(1))))
 
@@ -167,7 +167,7 @@ class VGG11(Classifier):
                 before = width
             else:
                 layers.append(Pool2(ceil=True))
-        self.body = nn.Sequential(*layers)
+        self.body = Chain(*layers)
         self.linear1 = nn.Linear(512 * 3 * 3, 512)
         vector_norm = norm_layer(norm, 512, groups)
         self.norm = nn.BatchNorm1d(512) if isinstance(vector_norm, nn.BatchNorm2d) else vector_norm

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fallow.errors import UserError, suggest
-from fallow.models import dropout
+from fallow.models import dropout, fused
 
 NORMS = ("bn", "gn", "none", "bn-batch", "sbn")
 
@@ -59,6 +59,8 @@ class Modes:
     """Sizes: each part of the concatenated batch is a batch of its own for BN."""
     tracks: bool = True
     """False: running statistics never move, `update` is `batch` (`statistics=batch` and `static`)."""
+    fused: bool = True
+    """On CUDA, norm and ReLU in our own kernels; false: torch's, the reference."""
     known: bool = True
     """False: there are no running statistics worth using, `running` normalises by the batch's own (`statistics=batch`)."""
     key: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
@@ -87,16 +89,36 @@ class BatchNorm(_BatchNorm):
 
     modes: Modes
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
         self._check_input_dim(x)
         modes, tracked = self.modes, self.running_mean is not None
         if modes.stats == "running" and modes.known and tracked:
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+            return F.relu(y) if relu else y
         moves = modes.stats == "update" and modes.tracks and tracked
+        if modes.fused and fused.usable(x, self.weight, self.bias):
+            return self._fused(x, relu, moves)
         if modes.parts is None:
-            return self._one_batch(x, modes.rows, moves)
-        rows = [None] * len(modes.parts) if modes.rows is None else modes.rows.split(modes.parts)
-        return torch.cat([self._one_batch(part, r, moves) for part, r in zip(x.split(modes.parts), rows)])
+            y = self._one_batch(x, modes.rows, moves)
+        else:
+            rows = [None] * len(modes.parts) if modes.rows is None else modes.rows.split(modes.parts)
+            y = torch.cat([self._one_batch(part, r, moves) for part, r in zip(x.split(modes.parts), rows)])
+        return F.relu(y) if relu else y
+
+    def _fused(self, x: Tensor, relu: bool, moves: bool) -> Tensor:
+        rows, sizes, eps = self.modes.rows, self.modes.parts or (len(x),), self.eps
+
+        def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            kept = torch.ones(len(x), dtype=torch.bool, device=x.device) if rows is None else rows
+            pieces = zip(x.split(sizes), kept.split(sizes))
+            y = torch.cat([masked_batch_norm_plain(part, weight, bias, r, eps)[0] for part, r in pieces])
+            return F.relu(y) if relu else y
+
+        y, moments = fused.norm(x, self.weight, self.bias, sizes, eps, relu, rows, plain=plain)
+        if moves:
+            assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+            fused.move(moments, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum)
+        return y
 
     def _one_batch(self, x: Tensor, rows: Tensor | None, moves: bool) -> Tensor:
         alone = x.numel() == x.shape[1]  # one position per channel: torch refuses it, we take its variance as 0
@@ -151,7 +173,42 @@ class BatchNorm3d(BatchNorm, nn.BatchNorm3d):
     pass
 
 
+class GroupNorm(nn.GroupNorm):
+    """torch's group norm, fused with a ReLU where it can be."""
+
+    modes: Modes
+
+    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+        groups, pooled, eps = self.num_groups, self.num_channels // self.num_groups, self.eps
+
+        def plain(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+            y = F.group_norm(x, groups, weight, bias, eps)
+            return F.relu(y) if relu else y
+
+        if self.modes.fused and fused.usable(x, self.weight, self.bias, pooled):
+            return fused.norm(x, self.weight, self.bias, (1,) * len(x), eps, relu, None, pooled, plain)[0]
+        return plain(x, self.weight, self.bias)
+
+
+def activated(norm: nn.Module, x: Tensor) -> Tensor:
+    """ReLU of what a norm makes of `x`."""
+    return norm(x, relu=True) if isinstance(norm, (BatchNorm, GroupNorm)) else F.relu(norm(x))
+
+
+class Chain(nn.Sequential):
+    """Layers one after the other; a norm and the ReLU behind it count as one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        done = None
+        for layer, after in zip(self, [*self][1:] + [None]):
+            if layer is not done:
+                x = activated(layer, x) if isinstance(after, nn.ReLU) else layer(x)
+                done = after if isinstance(after, nn.ReLU) else None
+        return x
+
+
 _OURS: dict[type, type] = {
+    nn.GroupNorm: GroupNorm,
     nn.BatchNorm1d: BatchNorm1d,
     nn.BatchNorm2d: BatchNorm2d,
     nn.BatchNorm3d: BatchNorm3d,
@@ -164,7 +221,7 @@ def adopt(module: nn.Module) -> Modes:
 
     A module adopted before, or a deep copy of one, gives the `Modes` it has.
     """
-    layers = [m for m in module.modules() if type(m) in _OURS or isinstance(m, (BatchNorm, dropout.Dropout))]
+    layers = [m for m in module.modules() if type(m) in _OURS or isinstance(m, (BatchNorm, GroupNorm, dropout.Dropout))]
     modes = next((m.__dict__["modes"] for m in layers if "modes" in m.__dict__), None) or Modes()
     drops = 0
     for layer in layers:

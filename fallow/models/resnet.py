@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fallow.models.cnn import Classifier, Pool2, global_max
-from fallow.models.norms import norm_layer
+from fallow.models.norms import Chain, activated, norm_layer
 
 
 class ResNet9(Classifier):
@@ -23,9 +23,9 @@ class ResNet9(Classifier):
     ):
         super().__init__()
 
-        def block(inputs: int, outputs: int, *pool: nn.Module) -> nn.Sequential:
+        def block(inputs: int, outputs: int, *pool: nn.Module) -> Chain:
             conv = nn.Conv2d(inputs, outputs, 3, 1, 1, bias=conv_bias)
-            return nn.Sequential(conv, norm_layer(norm, outputs, groups), nn.ReLU(), *pool)
+            return Chain(conv, norm_layer(norm, outputs, groups), nn.ReLU(), *pool)
 
         self.prep = block(channels, 64)
         self.layer1_head = block(64, 128, Pool2())
@@ -60,7 +60,7 @@ class BasicBlock(nn.Module):
             self.shortcut.append(norm_layer(norm, outputs, groups))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        y = self.norm2(self.conv2(activated(self.norm1, self.conv1(x))))
         return F.relu(y + self.shortcut(x))
 
 
@@ -83,5 +83,5 @@ class ResNet18(Classifier):
         self.head = nn.Linear(512, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        x = F.relu(self.norm(self.conv(x)))
+        x = activated(self.norm, self.conv(x))
         return self.stage4(self.stage3(self.stage2(self.stage1(x)))).mean((2, 3))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fallow.models.cnn import Classifier, he_normal
-from fallow.models.norms import norm_layer
+from fallow.models.norms import activated, norm_layer
 
 
 class Block(nn.Module):
@@ -19,8 +18,8 @@ class Block(nn.Module):
         self.shortcut = None if inputs == outputs else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        active = F.relu(self.norm1(x))
-        y = self.conv2(F.relu(self.norm2(self.conv1(active))))
+        active = activated(self.norm1, x)
+        y = self.conv2(activated(self.norm2, self.conv1(active)))
         return y + (x if self.shortcut is None else self.shortcut(active))
 
 
@@ -45,4 +44,4 @@ class WideResNet(Classifier):
 
     def features(self, x: Tensor) -> Tensor:
         x = self.group3(self.group2(self.group1(self.conv(x))))
-        return F.relu(self.norm(x)).mean((2, 3))
+        return activated(self.norm, x).mean((2, 3))
