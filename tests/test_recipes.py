@@ -2,6 +2,7 @@
 
 import pytest
 
+from fallow.config import merge
 from fallow.data.partitions import parse
 from fallow.errors import UserError
 from fallow.methods import find
@@ -38,6 +39,7 @@ def test_a_reading_is_not_overruled_by_a_recipe(name):
         if grid.missing(row):
             continue
         for reading, read in find(keys["method"]).readings.items():
+            read = merge(read, grid.keys(row, cell).get("readings", {}).get(reading, {}))
             o = resolve(grid.keys(row, cell), {"reading": reading})[1].model_dump()
             assert all(o[k] == v for k, v in read.items() if not isinstance(v, dict))
 
@@ -107,6 +109,15 @@ def test_table_ii_has_its_own_schedule():
         "travel",
         "gn",
     )
+
+
+@pytest.mark.parametrize("labels, horizon", [("server", 15360), ("clients", 3000)])
+def test_table_ii_under_its_other_readings(labels, horizon):
+    """The printed lr 0.146 and its warm-up of 5120 steps are ResNet-18's; 3000 steps would never leave that warm-up."""
+    paper, released = (settings("fedrgd/table2", labels=labels, partition="iid", reading=r) for r in ("paper", "released"))
+    assert (paper.group_assignment, paper.lr) == ("history", 0.0075)
+    assert paper.schedule == released.schedule == f"cosine-7-16,warmup=75,horizon={horizon},turns=2.24066,floor=1e-5"
+    assert released.first_round_extra_step and released.epoch_samples // released.batch // released.steps == 3  # 3,200 steps (11.2)
 
 
 def test_rows_by_printed_name_or_by_method():
