@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("more", nargs="*")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    waiting = [line.split() for line in args.jobs.read_text().splitlines() if line.strip() and not line.startswith("#")]
+    waiting = [shlex.split(line) for line in args.jobs.read_text().splitlines() if line.strip() and not line.startswith("#")]
     running: dict[str, tuple[subprocess.Popen[bytes], float]] = {}
     started = time.time()
     while (waiting or running) and time.time() - started < args.limit:
