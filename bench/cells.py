@@ -1,6 +1,6 @@
 """Runs many cells at once on one device, by priority, within a time limit; brings back metrics, no weights.
 
-    python -m bench.cells JOBS.txt --parallel 6 --limit 1200 --out DIR --pack FILE.tar.gz [-- key=value ...]
+    python -m bench.cells JOBS.txt --parallel 6 --limit 1200 --out DIR --pack FILE.tar.gz [--set key=value ...]
 
 A line of JOBS.txt is `NAME RECIPE key=value ...`. Small cells leave a large GPU mostly idle, so several processes share
 it. Finished runs, and the metrics so far of the others, are packed on every poll.
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=1e9, help="seconds; what runs then is stopped")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pack", type=Path, required=True)
-    parser.add_argument("more", nargs="*")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     waiting = [shlex.split(line) for line in args.jobs.read_text().splitlines() if line.strip() and not line.startswith("#")]
@@ -43,7 +43,7 @@ def main() -> None:
     while (waiting or running) and time.time() - started < args.limit:
         while waiting and len(running) < args.parallel:
             name, *words = waiting.pop(0)
-            command = [sys.executable, "-m", "fallow", "run", *words, *args.more, "--out", str(args.out), "--name", name]
+            command = [sys.executable, "-m", "fallow", "run", *words, *args.set, "--out", str(args.out), "--name", name]
             with open(args.out / f"{name}.log", "wb") as log:
                 running[name] = (subprocess.Popen(command, stdout=log, stderr=log, env=os.environ), time.time())
         for name, (process, since) in list(running.items()):

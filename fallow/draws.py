@@ -39,6 +39,16 @@ def bits(key: int | Tensor, n: int | Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+def host_bits(key: int | np.ndarray, n: np.ndarray) -> np.ndarray:
+    """The same by numpy, which takes a quarter of the time for the small arrays of a plan."""
+    x = (n.view(np.uint64) + np.uint64(1)) * np.uint64(_GAMMA % 2**64) + np.asarray(key).astype(np.uint64)
+    for shift, factor in ((30, _MIX1), (27, _MIX2)):
+        x ^= x >> np.uint64(shift)
+        x *= np.uint64(factor % 2**64)
+    x ^= x >> np.uint64(31)
+    return x.view(np.int64)
+
+
 def uniform(key: int | Tensor, n: int | Tensor) -> Tensor:
     """Float64 on [0, 1), 53 bits."""
     return _shift(bits(key, n), 11).double() * 2.0**-53
@@ -51,12 +61,12 @@ def integers(key: int | Tensor, n: int | Tensor, high: int) -> Tensor:
 
 def permutation(key: int, size: int) -> Tensor:
     """A random order of 0 .. size-1: sorts `size` draws."""
-    return torch.argsort(bits(key, torch.arange(size)), stable=True)
+    return torch.argsort(torch.from_numpy(host_bits(key, np.arange(size))), stable=True)
 
 
 def first(key: int, size: int, count: int) -> Tensor:
     """The first `count` of `permutation(key, size)`, without sorting the rest."""
-    return torch.topk(bits(key, torch.arange(size)), count, largest=False).indices
+    return torch.topk(torch.from_numpy(host_bits(key, np.arange(size))), count, largest=False).indices
 
 
 def rng(key: int) -> np.random.Generator:

@@ -23,6 +23,7 @@ def test_bits_are_splitmix64() -> None:
     for k in (0, 1, 2**62 + 12345):
         found = draws.bits(k, torch.arange(50)).numpy().view(np.uint64)
         assert found.tolist() == [splitmix(k + (n + 1) * 0x9E3779B97F4A7C15) for n in range(50)]
+        assert draws.host_bits(k, np.arange(50)).view(np.uint64).tolist() == found.tolist()
 
 
 def test_a_draw_is_a_function_of_key_and_number() -> None:

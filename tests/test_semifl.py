@@ -463,7 +463,7 @@ def test_pooled_statistics() -> None:
     whole = made([[x]])
     inputs: dict[str, torch.Tensor] = {}
     norms = {n: m for n, m in net.module.named_modules() if n.startswith("norm")}
-    hooks = [m.register_forward_hook(lambda m, _, y, n=n: inputs.__setitem__(n, (y - m.bias[:, None, None]) / m.weight[:, None, None])) for n, m in norms.items()]
+    hooks = [m.register_forward_hook(lambda m, x, _, n=n: inputs.__setitem__(n, F.batch_norm(x[0], m.running_mean, m.running_var))) for n, m in norms.items()]
     net(x, stats="running")
     for h in hooks:
         h.remove()

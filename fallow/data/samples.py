@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -149,20 +150,20 @@ class Stream:
         """Which samples make up each of the first `length` batches."""
         n, sizes = len(self.samples), self.sizes(length)
         if self.replace or (self.tail == "drop" and sizes and sizes[0] > n):
-            drawn = draws.integers(key, torch.arange(sum(sizes)), n).numpy()
-            return np.split(drawn, np.cumsum(sizes)[:-1])
-        passes: list[Array] = []
-        per_pass = len(self.sizes_of_pass()) if not isinstance(self.size, Stream) else None
-        if per_pass is None:  # another stream's sizes: one long run of permutations
-            total, run = sum(sizes), []
-            for p in range(math.ceil(total / n)):
-                run.append(self._order(key, p))
-            return np.split(np.concatenate(run)[:total], np.cumsum(sizes)[:-1])
-        for p in range(math.ceil(length / per_pass)):
-            order, cuts = self._order(key, p), np.cumsum(self.sizes_of_pass())
-            passes += np.split(order[: cuts[-1]], cuts[:-1])
-        return passes[:length]
+            return _cut(draws.integers(key, torch.arange(sum(sizes)), n).numpy(), sizes)
+        if isinstance(self.size, Stream):  # another stream's sizes: one long run of permutations
+            passes = math.ceil(sum(sizes) / n)
+            return _cut(np.concatenate([self._order(key, p) for p in range(passes)]), sizes) if passes else []
+        per_pass = len(self.sizes_of_pass())
+        starts = range(0, length, per_pass) if per_pass else ()
+        return [part for p, s in enumerate(starts) for part in _cut(self._order(key, p), sizes[s : s + per_pass])]
 
     def _order(self, key: int, number: int) -> Array:
         n = len(self.samples)
         return draws.permutation(draws.key(key, number), n).numpy() if self.shuffle else np.arange(n)
+
+
+def _cut(array: Array, sizes: list[int]) -> list[Array]:
+    """Consecutive pieces of these sizes; what is left over stays out."""
+    ends = list(accumulate(sizes))
+    return [array[end - size : end] for size, end in zip(sizes, ends)]

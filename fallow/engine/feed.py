@@ -99,7 +99,8 @@ class Strand:
 
     rows: np.ndarray
     columns: dict[str, np.ndarray]
-    keys: dict[str, Tensor]
+    keys: dict[str, np.ndarray]  # by view, with `counter` the draws of each sample
+    counter: np.ndarray
     real: np.ndarray  # false where a batch was filled up
     sizes: list[int]
 
@@ -113,13 +114,13 @@ class Strand:
         else:  # a sample's number in its stream, whatever was padded
             first_of = np.cumsum([0, *(len(p) for p in positions)])
             counter = np.concatenate([np.arange(a, a + n) for a, n in zip(first_of, sizes)])
-        keys = {name: draws.bits(draws.key(view_key, "view", name), torch.from_numpy(counter)) for name in stream.views}
+        keys = {name: np.full(len(where), draws.key(view_key, "view", name)) for name in stream.views}
         samples = stream.samples
         columns = {"index": samples.index[where]} | {k: v[where] for k, v in samples.columns.items()}
         if samples.y is not None:
             columns["y"] = samples.y[where]
         real = np.concatenate([np.arange(len(f)) < len(p) for p, f in zip(positions, filled)])
-        return Strand(samples.rows[where], columns, keys, real, sizes)
+        return Strand(samples.rows[where], columns, keys, counter, real, sizes)
 
     @staticmethod
     def join(strands: list[Strand]) -> Strand:
@@ -129,7 +130,8 @@ class Strand:
         return Strand(
             np.concatenate([s.rows for s in strands]),
             {k: np.concatenate([s.columns[k] for s in strands]) for k in first.columns},
-            {k: torch.cat([s.keys[k] for s in strands]) for k in first.keys},
+            {k: np.concatenate([s.keys[k] for s in strands]) for k in first.keys},
+            np.concatenate([s.counter for s in strands]),
             np.concatenate([s.real for s in strands]),
             [n for s in strands for n in s.sizes],
         )
@@ -138,7 +140,8 @@ class Strand:
         """The tensors of steps start .. stop - 1: views made in one call each, then cut."""
         a, sizes = sum(self.sizes[:start]), self.sizes[start:stop]
         b = a + sum(sizes)
-        made = {name: world.view(role, self.rows[a:b], self.keys[name][a:b]) for name, role in stream.views.items()}
+        keys = {name: torch.from_numpy(draws.host_bits(k[a:b], self.counter[a:b])) for name, k in self.keys.items()}
+        made = {name: world.view(role, self.rows[a:b], keys[name]) for name, role in stream.views.items()}
         made |= {name: world.put(values[a:b]) for name, values in self.columns.items()}
         made["_truth"] = world.truth[world.put(self.rows[a:b])]
         if stream.pad > 1 and not self.real.all():

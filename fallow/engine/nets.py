@@ -31,7 +31,7 @@ class NetHandle:
         self.names = self.layout.names("parameters")
         named = dict(self.module.named_parameters())
         self.params: list[nn.Parameter] = [named[n] for n in self.names]  # type: ignore[list-item]
-        self._replayed: dict[str, Replayed] = {}
+        self._replayed: dict[tuple[str, int | None], Replayed] = {}
         self.calls: list[list[Tensor]] = []  # the bf16 weights each call of this step was made with
         self._halve(autocast is not None)
 
@@ -96,17 +96,21 @@ class NetHandle:
             z = self.module(x) if used is None else torch.func.functional_call(self.module, used, (x,))
         return z.float()
 
-    def replayed(self, stats: str) -> Replayed:
-        """This net as a function of images alone, captured on CUDA; for inference, without gradients."""
-        if stats not in self._replayed:
+    def replayed(self, stats: str, part: int | None = None) -> Replayed:
+        """This net as a function of images alone, captured on CUDA; for inference, without gradients.
+
+        With `part`, so many images are a batch of their own for batch norm.
+        """
+        if (stats, part) not in self._replayed:
 
             @torch.no_grad()
             def call(x: Tensor) -> Tensor:
                 self.touched()  # the cast of the weights belongs into the graph
-                return self(x, stats=stats)
+                sizes = part and tuple(min(part, len(x) - start) for start in range(0, len(x), part))
+                return self(x, stats=stats, parts=sizes or None)
 
-            self._replayed[stats] = Replayed(call)
-        return self._replayed[stats]
+            self._replayed[stats, part] = Replayed(call)
+        return self._replayed[stats, part]
 
     def together(self, *parts: Tensor | None, stats: str = "update", rows: Tensor | None = None) -> list[Tensor | None]:
         """One call on the concatenation; an absent part stays None."""
@@ -179,12 +183,17 @@ class NetHandle:
 
 
 def _flat(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
-    pieces = []
+    """Gradients one behind the other, gaps and missing ones filled from one tensor of zeros."""
+    first = next((g for g in grads if g is not None), like[0])
+    missing = max(padding(p) + (p.numel() if g is None else 0) for p, g in zip(like, grads))
+    zeros, pieces = first.new_zeros(missing), []
     for p, g in zip(like, grads):
-        g = torch.zeros_like(p) if g is None else g
+        if g is None:
+            pieces.append(zeros[: p.numel() + padding(p)])
+            continue
         pieces.append((g.permute(0, 2, 3, 1) if g.dim() == 4 else g).reshape(-1))
         if gap := padding(p):
-            pieces.append(g.new_zeros(gap))
+            pieces.append(zeros[:gap].to(g.dtype))
     mixed = len({x.dtype for x in pieces}) > 1
     out = torch.cat([x.float() for x in pieces] if mixed else pieces)
     return out.float() if out.dtype == torch.bfloat16 else out

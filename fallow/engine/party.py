@@ -119,7 +119,7 @@ class Party:
         out = []
         for start in range(0, len(samples), batch):
             rows = samples.rows[start : start + batch]
-            keys = draws.bits(key, torch.arange(start, start + len(rows)))
+            keys = torch.from_numpy(draws.host_bits(key, np.arange(start, start + len(rows))))
             out.append(net(self.world.view(view, rows, keys), stats=stats))
         return torch.cat(out) if out else torch.zeros(0, self.world.classes, device=self.world.device)
 

@@ -1,7 +1,8 @@
 """Runs parties side by side on a CUDA device: a stream per slot, steps captured once and replayed.
 
 A slot's step is a graph per (step function, batch signature), captured at its third use; one-off sizes run eagerly
-with the same function. Slots are driven step-major, and a slot whose party is done takes the next one. Nothing a
+with the same function. Slots are driven step-major, and a slot whose party is done takes the next one; parties are let
+in one after the other, so that the device works for the first while the host prepares the next. Nothing a
 party computes depends on its slot, so the result equals eager.py's.
 """
 
@@ -24,6 +25,7 @@ from fallow.engine.world import World
 CAPTURE_AT = 3  # uses of a signature in a slot
 MOST_GRAPHS = 24  # kept per slot
 MOST_SLOTS = 32
+AHEAD = 8  # steps of the parties at work for each party that is let in: preparing one takes the host that long
 
 
 @dataclass
@@ -162,17 +164,18 @@ class Slots:
             slot.stream.wait_stream(main)
         working: list[Working] = []
         while queue or working:
-            while queue and free:
+            if queue and free:
                 position, job = queue.popleft()
                 slot = free.pop()
                 working.append(Working(position, slot, work(self.world, slot.slot, job)))
-            for w in list(working):
-                with torch.cuda.stream(w.slot.stream):
-                    done = self._advance(w)
-                if done and w.outcome is not None:
-                    outcomes[w.position] = w.outcome
-                    working.remove(w)
-                    free.append(w.slot)
+            for _ in range(AHEAD if queue and free else 1):
+                for w in list(working):
+                    with torch.cuda.stream(w.slot.stream):
+                        done = self._advance(w)
+                    if done and w.outcome is not None:
+                        outcomes[w.position] = w.outcome
+                        working.remove(w)
+                        free.append(w.slot)
         for slot in self.slots:
             main.wait_stream(slot.stream)
         return [outcomes[k] for k in range(len(jobs))]

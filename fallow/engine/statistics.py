@@ -19,6 +19,7 @@ from fallow.errors import UserError
 from fallow.methods.state import State
 
 BATCH = 250
+AT_ONCE = 4  # batches in one pass on CUDA
 Moments = tuple[int, Tensor, Tensor]  # how many, mean, sum of squared deviations, by channel
 
 
@@ -31,11 +32,11 @@ def static(world: World, net: NetHandle, state: State, active: list[int]) -> Sta
         parties = [_Batches(world, rows) for rows in party_rows(world, active)]
         layerwise(net, parties, o.sbn_passes)
     else:
-        batches = _Batches(world, data_order(world, active))
+        rows = data_order(world, active)
         if o.sbn == "cumulative":
-            cumulative(net, batches)
+            cumulative(net, _Batches(world, rows, AT_ONCE if world.device.type == "cuda" else 1))
         else:
-            layerwise(net, [batches], "exact")
+            layerwise(net, [_Batches(world, rows)], "exact")
     return State(state.layout, state.groups | {"statistics": net.flat.groups["statistics"].clone()})
 
 
@@ -73,30 +74,32 @@ def _no_data() -> UserError:
 
 
 class _Batches:
-    """Plain views of some rows, in batches, as often as one likes."""
+    """Plain views of some rows, in batches or several of them joined, as often as one likes."""
 
-    def __init__(self, world: World, rows: np.ndarray):
-        self.world, self.rows = world, rows
+    def __init__(self, world: World, rows: np.ndarray, at_once: int = 1):
+        self.world, self.rows, self.size = world, rows, BATCH * at_once
 
     def __iter__(self) -> Iterator[Tensor]:
-        for start in range(0, len(self.rows), BATCH):
-            part = self.rows[start : start + BATCH]
+        for start in range(0, len(self.rows), self.size):
+            part = self.rows[start : start + self.size]
             yield self.world.view("plain", part, torch.zeros(len(part), dtype=torch.int64))
 
 
 # -- how ---------------------------------------------------------------------------------------------------------------
 def cumulative(net: NetHandle, batches: Iterable[Tensor]) -> None:
-    """What the authors ran: layers normalise batch by batch, every batch weighs the same, variances are unbiased."""
-    norms, found = _norms(net), net.flat.groups["statistics"]
-    momenta = [m.momentum for m in norms]
-    tracks, net.modes.tracks = net.modes.tracks, True
+    """What the authors ran: layers normalise batch by batch, every batch weighs the same, variances are unbiased.
+
+    `batches` may come several at once, joined: every `BATCH` images are one.
+    """
+    norms, counters = _norms(net), net.flat.groups["counters"]
+    momenta, tracks, counts = [m.momentum for m in norms], net.modes.tracks, counters.clone()
+    net.modes.tracks = True
+    counters.zero_()
     for m in norms:
-        m.momentum = 1.0  # after a call the running statistics are that batch's own
-    total, number = torch.zeros_like(found, dtype=torch.float64), 0
+        m.momentum = None  # the mean over all batches so far
     for x in batches:
-        net.replayed("update")(x)
-        total, number = total + found, number + 1
-    found.copy_(total / number)
+        net.replayed("update", BATCH)(x)
+    counters.copy_(counts)
     net.modes.tracks = tracks
     for m, momentum in zip(norms, momenta):
         m.momentum = momentum

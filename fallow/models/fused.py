@@ -2,7 +2,7 @@
 
 A small net's training step is hundreds of kernels of a few microseconds, and how many there are decides its time.
 torch's batch norm, ReLU, parts (each a batch of its own) and masks are a dozen kernels a layer; here they are one
-forward and one back, or two each way where a layer's batch is so large that many programs must share its statistics.
+forward and one back, or three each way where a layer's batch is so large that many programs must share its statistics.
 
 Memory is channels-last: a map is [positions, channels]. A part is a range of rows with statistics of its own. Batch
 norm has one part, or the parts of `apart`; group norm has a part per row and pools `G` neighbouring channels.
@@ -27,11 +27,14 @@ SMALL = 16384  # positions of a part that one program per channel block takes al
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+def available(x: Tensor) -> bool:
+    return triton is not None and x.is_cuda
+
+
 def usable(x: Tensor, weight: Tensor | None, bias: Tensor | None, pooled: int = 1) -> bool:
     """Whether the kernels can take this map."""
     return (
-        triton is not None
-        and x.is_cuda
+        available(x)
         and x.dim() == 4
         and x.dtype in TYPES
         and weight is not None
@@ -53,12 +56,14 @@ def norm(
     return _Norm.apply(x, weight, bias, sizes, eps, relu, rows, pooled, plain)
 
 
-def move(moments: Tensor, mean: Tensor, var: Tensor, tracked: Tensor, momentum: float | None) -> None:
-    """Running statistics follow the parts' moments, one part after the other."""
+def move(
+    moments: Tensor, mean: Tensor, var: Tensor, tracked: Tensor, momentum: float | None, offset: Tensor | None = None
+) -> None:
+    """Running statistics follow the parts' moments, one part after the other; `offset` is added to every mean."""
     parts, _, channels = moments.shape
     _move[(1,)](
-        moments, mean, var, tracked, parts, channels, momentum or 0.0,
-        CUMULATIVE=momentum is None, BC=triton.next_power_of_2(channels),
+        moments, mean, var, tracked, mean if offset is None else offset, parts, channels, momentum or 0.0,
+        CUMULATIVE=momentum is None, OFFSET=offset is not None, BC=triton.next_power_of_2(channels),
     )  # fmt: skip
 
 
@@ -68,17 +73,27 @@ class _Norm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...], eps: float, relu: bool,
         rows: Tensor | None, pooled: int, plain: Any,
     ) -> Any:  # fmt: skip
-        grid, shape, tiles = _tiling(x, sizes, pooled)
+        t = _Tiling(x, sizes, pooled)
         y = torch.empty_like(x)
-        moments = torch.empty(len(sizes), 4, x.shape[1], device=x.device)
-        starts, partial = _starts(sizes, x.device), _partial(grid, x, 3)
-        for phase in (1, 2) if grid[2] > 1 else (0,):
-            _forward[grid](
-                x, y, weight, bias, x if rows is None else rows, starts, partial, moments, *shape, eps,
-                RELU=relu, ROWS=rows is not None, PHASE=phase, G=pooled, SPLITS=grid[2], **tiles,
+        moments = torch.empty(len(sizes), 4, t.channels, device=x.device)
+        starts, partial = _starts(sizes, x.device), t.partial(x, 3)
+
+        def launch(phase: int, splits: int) -> None:
+            _forward[(len(sizes), t.blocks, splits)](
+                x, y, weight, bias, x if rows is None else rows, starts, partial, moments, t.area, t.channels, splits, eps,
+                RELU=relu, ROWS=rows is not None, PHASE=phase, G=pooled, **t.tile,
             )  # fmt: skip
+
+        if t.whole:
+            launch(0, 1)
+        else:
+            launch(1, t.splits)
+            _finish[(len(sizes), t.blocks)](
+                x, starts, partial, moments, t.area, t.channels, t.splits, eps, G=pooled, BC=t.tile["BC"]
+            )
+            launch(2, t.tiles)
         ctx.save_for_backward(x, weight, bias, moments, rows)
-        ctx.sizes, ctx.eps, ctx.relu, ctx.pooled, ctx.plain = sizes, eps, relu, pooled, plain
+        ctx.tiling, ctx.sizes, ctx.relu, ctx.pooled, ctx.plain = t, sizes, relu, pooled, plain
         ctx.mark_non_differentiable(moments)
         return y, moments
 
@@ -89,36 +104,53 @@ class _Norm(torch.autograd.Function):
         if torch.is_grad_enabled():
             y = ctx.plain(x, weight, bias)
             return *torch.autograd.grad(y, (x, weight, bias), grad, create_graph=True), *none
-        grid, shape, tiles = _tiling(x, ctx.sizes, ctx.pooled)
+        t, parts = ctx.tiling, len(ctx.sizes)
         grad = grad.to(x.dtype).contiguous(memory_format=torch.channels_last)
         dx = torch.empty_like(x)
-        sums = torch.empty(len(ctx.sizes), 2, x.shape[1], device=x.device)
-        starts, partial = _starts(ctx.sizes, x.device), _partial(grid, x, 2)
-        for phase in (1, 2) if grid[2] > 1 else (0,):
-            _backward[grid](
-                x, grad, dx, weight, bias, x if rows is None else rows, starts, partial, moments, sums, *shape,
-                RELU=ctx.relu, ROWS=rows is not None, PHASE=phase, G=ctx.pooled, SPLITS=grid[2], **tiles,
+        sums = torch.empty(parts, 2, t.channels, device=x.device)
+        starts, partial = _starts(ctx.sizes, x.device), t.partial(x, 2)
+
+        def launch(phase: int, splits: int) -> None:
+            _backward[(parts, t.blocks, splits)](
+                x, grad, dx, weight, bias, x if rows is None else rows, starts, partial, moments, sums,
+                t.area, t.channels, splits,
+                RELU=ctx.relu, ROWS=rows is not None, PHASE=phase, G=ctx.pooled, **t.tile,
             )  # fmt: skip
-        dbias, dweight = sums[0] if len(sums) == 1 else sums.sum(0)
+
+        if t.whole:
+            launch(0, 1)
+        else:
+            launch(1, t.splits)
+            _finish_back[(parts, t.blocks)](partial, sums, t.channels, t.splits, BC=t.tile["BC"])
+            launch(2, t.tiles)
+        dbias, dweight = sums[0] if parts == 1 else sums.sum(0)
         return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), *none
 
 
-def _tiling(x: Tensor, sizes: tuple[int, ...], pooled: int) -> tuple[tuple[int, int, int], tuple[int, int], dict[str, int]]:
-    """Programs by (part, channel block, split); positions per row and channels; tile sizes."""
-    _, channels, height, width = x.shape
-    positions = max(sizes) * height * width
-    splits = 1 if positions <= SMALL else 8 if positions <= 2 * SMALL else 32 if positions <= 8 * SMALL else 128
-    block = max(pooled, 8 if splits == 1 else 16)
-    length = (256 if positions <= 256 else 1024) * 8 // block if splits == 1 else 4096 // block
-    warps = max(1, min(16, length * block // 512))
-    grid = (len(sizes), triton.cdiv(channels, block), splits)
-    return grid, (height * width, channels), {"BP": length, "BC": block, "num_warps": warps}
+class _Tiling:
+    """How a map is shared out: programs by (part, channel block, split), each going over tiles [BP, BC]."""
 
+    def __init__(self, x: Tensor, sizes: tuple[int, ...], pooled: int):
+        _, self.channels, height, width = x.shape
+        self.area = height * width
+        positions = max(sizes) * self.area
+        self.whole = positions <= SMALL
+        if self.whole:
+            block = max(pooled, 8)
+            length = (256 if positions <= 256 else 1024) * 8 // block
+        else:  # whole lines of memory
+            block = max(pooled, min(64, triton.next_power_of_2(self.channels)))
+            length = 8192 // block
+        self.blocks = triton.cdiv(self.channels, block)
+        self.tiles = triton.cdiv(positions, length)
+        self.splits = min(512, triton.cdiv(self.tiles, 2))
+        self.tile = {"BP": length, "BC": block, "num_warps": max(1, min(16, length * block // 512)) if self.whole else 8}
 
-def _partial(grid: tuple[int, int, int], x: Tensor, kinds: int) -> Tensor:
-    if grid[2] == 1:
-        return x  # not looked at
-    return torch.empty(grid[0] * grid[2] * kinds * x.shape[1], device=x.device)
+    def partial(self, x: Tensor, kinds: int) -> Tensor:
+        """Room for the sums of every split, laid out [part, split, kind, channel]."""
+        if self.whole:
+            return x  # not looked at
+        return torch.empty(len(x) * self.splits * kinds * self.channels, device=x.device)
 
 
 _KNOWN: dict[Any, Tensor] = {}
@@ -143,17 +175,17 @@ if triton is not None:
             return tl.reshape(tl.broadcast_to(total[:, None], (BC // G, G)), (BC,))
 
     @triton.jit
-    def _range(starts, hw, part, split, SPLITS: tl.constexpr, BP: tl.constexpr):
+    def _range(starts, hw, part, split, splits, BP: tl.constexpr):
         """This program's positions."""
         first = tl.load(starts + part) * hw
         last = tl.load(starts + part + 1) * hw
-        chunk = tl.cdiv(last - first, SPLITS * BP) * BP
+        chunk = tl.cdiv(last - first, splits * BP) * BP
         low = first + split * chunk
         return low, tl.minimum(low + chunk, last)
 
     @triton.jit
     def _tile(high, p, c, rows, hw, channels, ROWS: tl.constexpr, BP: tl.constexpr):
-        """Offsets of a tile, which of its entries are there, which positions count."""
+        """Offsets of a tile, which of its entries are there, which of them count."""
         pos = p + tl.arange(0, BP)
         there = pos < high
         kept = there
@@ -164,29 +196,52 @@ if triton is not None:
         return at, there[:, None] & real, kept[:, None] & real
 
     @triton.jit
-    def _summed(partial, part, c, kind, KINDS: tl.constexpr, channels, SPLITS: tl.constexpr):
-        s = tl.arange(0, SPLITS)
-        at = partial + ((part * SPLITS + s)[:, None] * KINDS + kind) * channels + c[None, :]
-        return tl.sum(tl.load(at, mask=(c < channels)[None, :], other=0.0), 0)
+    def _shift(x, starts, part, c, hw, channels):
+        """A value near each channel's mean: sums around it lose no digits."""
+        first = (tl.load(starts + part) * hw).to(tl.int64)
+        shift = tl.load(x + first * channels + c, mask=c < channels, other=0.0).to(tl.float32)
+        return tl.where(tl.abs(shift) < 1e30, shift, 0.0)
 
-    @triton.jit(do_not_specialize=["hw"])
+    @triton.jit
+    def _added(partial, part, c, kind, splits, channels, KINDS: tl.constexpr, BC: tl.constexpr):
+        """The splits' sums of one kind, added up."""
+        total = tl.zeros([64, BC], tl.float32)
+        for s in range(0, splits, 64):
+            split = s + tl.arange(0, 64)
+            at = ((part * splits + split)[:, None] * KINDS + kind) * channels + c[None, :]
+            total += tl.load(partial + at, mask=(split < splits)[:, None] & (c < channels)[None, :], other=0.0)
+        return tl.sum(total, 0)
+
+    @triton.jit
+    def _write_moments(moments, part, c, shift, one, two, count, channels, eps, G: tl.constexpr, BC: tl.constexpr):
+        """From sums around the shift: mean and 1 / deviation, which it returns, variance and count."""
+        n = tl.maximum(count, 1.0)
+        own = tl.where(count > 0, shift + one / n, 0.0)
+        spread = tl.maximum(two - one * one / n, 0.0)
+        mean = _pool(own, G, BC) / G
+        var = _pool(spread + count * (own - mean) * (own - mean), G, BC) / (n * G)
+        inverse = 1.0 / tl.sqrt(var + eps)
+        to = moments + part * 4 * channels + c
+        tl.store(to, mean, mask=c < channels)
+        tl.store(to + channels, var, mask=c < channels)
+        tl.store(to + 2 * channels, inverse, mask=c < channels)
+        tl.store(to + 3 * channels, count * G, mask=c < channels)
+        return mean, inverse
+
+    @triton.jit(do_not_specialize=["hw", "splits"])
     def _forward(
-        x, y, weight, bias, rows, starts, partial, moments, hw, channels, eps,
-        RELU: tl.constexpr, ROWS: tl.constexpr, PHASE: tl.constexpr, G: tl.constexpr, SPLITS: tl.constexpr,
-        BP: tl.constexpr, BC: tl.constexpr,
+        x, y, weight, bias, rows, starts, partial, moments, hw, channels, splits, eps,
+        RELU: tl.constexpr, ROWS: tl.constexpr, PHASE: tl.constexpr, G: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
     ):  # fmt: skip
-        """PHASE 0: statistics and output; 1: sums of this split; 2: output from the splits' sums."""
+        """PHASE 0: statistics and output; 1: the sums of this split; 2: output, the moments are there."""
         part, split = tl.program_id(0), tl.program_id(2)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
         real = c < channels
-        low, high = _range(starts, hw, part, split, SPLITS, BP)
-        first = tl.load(starts + part) * hw
-        shift = tl.load(x + first.to(tl.int64) * channels + c, mask=real, other=0.0).to(tl.float32)
-        shift = tl.where(tl.abs(shift) < 1e30, shift, 0.0)  # sums around a value near the mean lose no digits
-        one = tl.zeros([BC], tl.float32)
-        two = tl.zeros([BC], tl.float32)
-        count = tl.zeros([BC], tl.float32)
+        low, high = _range(starts, hw, part, split, splits, BP)
+        mean = tl.zeros([BC], tl.float32)
+        inverse = tl.zeros([BC], tl.float32)
         if PHASE != 2:
+            shift = _shift(x, starts, part, c, hw, channels)
             sums = tl.zeros([BP, BC], tl.float32)
             squares = tl.zeros([BP, BC], tl.float32)
             number = tl.zeros([BP, BC], tl.float32)
@@ -196,30 +251,25 @@ if triton is not None:
                 d = tl.where(kept, v - shift[None, :], 0.0)
                 sums += d
                 squares += d * d
-                number += kept.to(tl.float32)
-            one, two, count = tl.sum(sums, 0), tl.sum(squares, 0), tl.sum(number, 0)
-        if PHASE == 1:
-            out_at = partial + (part * SPLITS + split) * 3 * channels + c
-            tl.store(out_at, one, mask=real)
-            tl.store(out_at + channels, two, mask=real)
-            tl.store(out_at + 2 * channels, count, mask=real)
-        else:
-            if PHASE == 2:
-                one = _summed(partial, part, c, 0, 3, channels, SPLITS)
-                two = _summed(partial, part, c, 1, 3, channels, SPLITS)
-                count = _summed(partial, part, c, 2, 3, channels, SPLITS)
-            n = tl.maximum(count, 1.0)
-            own = tl.where(count > 0, shift + one / n, 0.0)
-            spread = tl.maximum(two - one * one / n, 0.0)
-            mean = _pool(own, G, BC) / G
-            var = _pool(spread + count * (own - mean) * (own - mean), G, BC) / (n * G)
-            inverse = 1.0 / tl.sqrt(var + eps)
-            if split == 0:
-                out_at = moments + part * 4 * channels + c
-                tl.store(out_at, mean, mask=real)
-                tl.store(out_at + channels, var, mask=real)
-                tl.store(out_at + 2 * channels, inverse, mask=real)
-                tl.store(out_at + 3 * channels, count * G, mask=real)
+                if ROWS:
+                    number += kept.to(tl.float32)
+            one, two = tl.sum(sums, 0), tl.sum(squares, 0)
+            if ROWS:
+                count = tl.sum(number, 0)
+            else:
+                count = tl.zeros([BC], tl.float32) + tl.maximum(high - low, 0).to(tl.float32)
+            if PHASE == 1:
+                to = partial + (part * splits + split) * 3 * channels + c
+                tl.store(to, one, mask=real)
+                tl.store(to + channels, two, mask=real)
+                tl.store(to + 2 * channels, count, mask=real)
+            else:
+                mean, inverse = _write_moments(moments, part, c, shift, one, two, count, channels, eps, G, BC)
+        if PHASE == 2:
+            own = moments + part * 4 * channels + c
+            mean = tl.load(own, mask=real, other=0.0)
+            inverse = tl.load(own + 2 * channels, mask=real, other=0.0)
+        if PHASE != 1:
             w = tl.load(weight + c, mask=real, other=0.0).to(tl.float32)
             b = tl.load(bias + c, mask=real, other=0.0).to(tl.float32)
             for p in range(low, high, BP):
@@ -232,17 +282,26 @@ if triton is not None:
                     out = tl.where(out < 0.0, 0.0, out)  # NaN stays
                 tl.store(y + at, out.to(y.dtype.element_ty), mask=there)
 
-    @triton.jit(do_not_specialize=["hw"])
+    @triton.jit(do_not_specialize=["hw", "splits"])
+    def _finish(x, starts, partial, moments, hw, channels, splits, eps, G: tl.constexpr, BC: tl.constexpr):
+        part = tl.program_id(0)
+        c = tl.program_id(1) * BC + tl.arange(0, BC)
+        shift = _shift(x, starts, part, c, hw, channels)
+        one = _added(partial, part, c, 0, splits, channels, 3, BC)
+        two = _added(partial, part, c, 1, splits, channels, 3, BC)
+        count = _added(partial, part, c, 2, splits, channels, 3, BC)
+        _write_moments(moments, part, c, shift, one, two, count, channels, eps, G, BC)
+
+    @triton.jit(do_not_specialize=["hw", "splits"])
     def _backward(
-        x, grad, dx, weight, bias, rows, starts, partial, moments, sums, hw, channels,
-        RELU: tl.constexpr, ROWS: tl.constexpr, PHASE: tl.constexpr, G: tl.constexpr, SPLITS: tl.constexpr,
-        BP: tl.constexpr, BC: tl.constexpr,
+        x, grad, dx, weight, bias, rows, starts, partial, moments, sums, hw, channels, splits,
+        RELU: tl.constexpr, ROWS: tl.constexpr, PHASE: tl.constexpr, G: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
     ):  # fmt: skip
         """dx = (g w - mean(g w) - unit mean(g w unit)) / deviation, with g cut where ReLU was; phases as forward."""
         part, split = tl.program_id(0), tl.program_id(2)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
         real = c < channels
-        low, high = _range(starts, hw, part, split, SPLITS, BP)
+        low, high = _range(starts, hw, part, split, splits, BP)
         own = moments + part * 4 * channels + c
         mean = tl.load(own, mask=real, other=0.0)
         inverse = tl.load(own + 2 * channels, mask=real, other=0.0)
@@ -264,18 +323,16 @@ if triton is not None:
                 totals += g
                 alongs += tl.where(kept, g * unit, 0.0)
             total, along = tl.sum(totals, 0), tl.sum(alongs, 0)
-        if PHASE == 1:
-            out_at = partial + (part * SPLITS + split) * 2 * channels + c
-            tl.store(out_at, total, mask=real)
-            tl.store(out_at + channels, along, mask=real)
-        else:
-            if PHASE == 2:
-                total = _summed(partial, part, c, 0, 2, channels, SPLITS)
-                along = _summed(partial, part, c, 1, 2, channels, SPLITS)
-            if split == 0:
-                out_at = sums + part * 2 * channels + c
-                tl.store(out_at, total, mask=real)
-                tl.store(out_at + channels, along, mask=real)
+            if PHASE == 1:
+                to = partial + (part * splits + split) * 2 * channels + c
+            else:
+                to = sums + part * 2 * channels + c
+            tl.store(to, total, mask=real)
+            tl.store(to + channels, along, mask=real)
+        if PHASE == 2:
+            total = tl.load(sums + part * 2 * channels + c, mask=real, other=0.0)
+            along = tl.load(sums + (part * 2 + 1) * channels + c, mask=real, other=0.0)
+        if PHASE != 1:
             level = _pool(w * total, G, BC) / n
             slope = _pool(w * along, G, BC) / n
             for p in range(low, high, BP):
@@ -290,18 +347,31 @@ if triton is not None:
                     d = tl.where(kept, d, 0.0)
                 tl.store(dx + at, d.to(dx.dtype.element_ty), mask=there)
 
+    @triton.jit(do_not_specialize=["splits"])
+    def _finish_back(partial, sums, channels, splits, BC: tl.constexpr):
+        part = tl.program_id(0)
+        c = tl.program_id(1) * BC + tl.arange(0, BC)
+        to = sums + part * 2 * channels + c
+        tl.store(to, _added(partial, part, c, 0, splits, channels, 2, BC), mask=c < channels)
+        tl.store(to + channels, _added(partial, part, c, 1, splits, channels, 2, BC), mask=c < channels)
+
     @triton.jit(do_not_specialize=["parts", "momentum"])
-    def _move(moments, mean, var, tracked, parts, channels, momentum, CUMULATIVE: tl.constexpr, BC: tl.constexpr):
+    def _move(
+        moments, mean, var, tracked, offset, parts, channels, momentum,
+        CUMULATIVE: tl.constexpr, OFFSET: tl.constexpr, BC: tl.constexpr,
+    ):  # fmt: skip
         c = tl.arange(0, BC)
         real = c < channels
         m = tl.load(mean + c, mask=real, other=0.0)
         v = tl.load(var + c, mask=real, other=0.0)
         seen = tl.load(tracked)
         for part in range(parts):
-            at = moments + part * 4 * channels + c
-            n = tl.load(at + 3 * channels, mask=real, other=1.0)
-            batch_var = tl.load(at + channels, mask=real, other=0.0) * n / tl.maximum(n - 1.0, 1.0)
-            batch_mean = tl.load(at, mask=real, other=0.0)
+            own = moments + part * 4 * channels + c
+            n = tl.load(own + 3 * channels, mask=real, other=1.0)
+            batch_var = tl.load(own + channels, mask=real, other=0.0) * n / tl.maximum(n - 1.0, 1.0)
+            batch_mean = tl.load(own, mask=real, other=0.0)
+            if OFFSET:
+                batch_mean += tl.load(offset + c, mask=real, other=0.0).to(tl.float32)
             there = tl.load(moments + part * 4 * channels + 3 * channels) > 0
             seen += there.to(tl.int64)
             if CUMULATIVE:

@@ -89,7 +89,14 @@ class BatchNorm(_BatchNorm):
 
     modes: Modes
 
-    def forward(self, x: Tensor, relu: bool = False) -> Tensor:
+    def fuses(self, x: Tensor) -> bool:
+        """Whether this call is going to use batch statistics and our kernels."""
+        modes = self.modes
+        running = modes.stats == "running" and modes.known and self.running_mean is not None
+        return modes.fused and not running and fused.available(x)
+
+    def forward(self, x: Tensor, relu: bool = False, bias: Tensor | None = None) -> Tensor:
+        """`bias` is one that belongs to `x` and was not added."""
         self._check_input_dim(x)
         modes, tracked = self.modes, self.running_mean is not None
         if modes.stats == "running" and modes.known and tracked:
@@ -97,7 +104,8 @@ class BatchNorm(_BatchNorm):
             return F.relu(y) if relu else y
         moves = modes.stats == "update" and modes.tracks and tracked
         if modes.fused and fused.usable(x, self.weight, self.bias):
-            return self._fused(x, relu, moves)
+            return self._fused(x, relu, moves, bias)
+        x = x if bias is None else x + bias.view(1, -1, 1, 1)
         if modes.parts is None:
             y = self._one_batch(x, modes.rows, moves)
         else:
@@ -105,7 +113,7 @@ class BatchNorm(_BatchNorm):
             y = torch.cat([self._one_batch(part, r, moves) for part, r in zip(x.split(modes.parts), rows)])
         return F.relu(y) if relu else y
 
-    def _fused(self, x: Tensor, relu: bool, moves: bool) -> Tensor:
+    def _fused(self, x: Tensor, relu: bool, moves: bool, added: Tensor | None) -> Tensor:
         rows, sizes, eps = self.modes.rows, self.modes.parts or (len(x),), self.eps
 
         def plain(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -117,7 +125,7 @@ class BatchNorm(_BatchNorm):
         y, moments = fused.norm(x, self.weight, self.bias, sizes, eps, relu, rows, plain=plain)
         if moves:
             assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-            fused.move(moments, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum)
+            fused.move(moments, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum, added)
         return y
 
     def _one_batch(self, x: Tensor, rows: Tensor | None, moves: bool) -> Tensor:
@@ -196,14 +204,25 @@ def activated(norm: nn.Module, x: Tensor) -> Tensor:
 
 
 class Chain(nn.Sequential):
-    """Layers one after the other; a norm and the ReLU behind it count as one."""
+    """Layers one after the other, with what belongs together made in one: norm and ReLU, and a convolution's bias.
+
+    A batch norm takes away a bias before it: its output does not depend on it, so the bias is left out, its gradient is
+    0 as in exact arithmetic, and only the running mean gets it.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
-        done = None
+        before: nn.Module | None = None
+        bias: Tensor | None = None
         for layer, after in zip(self, [*self][1:] + [None]):
-            if layer is not done:
-                x = activated(layer, x) if isinstance(after, nn.ReLU) else layer(x)
-                done = after if isinstance(after, nn.ReLU) else None
+            if isinstance(layer, nn.Conv2d) and isinstance(after, BatchNorm) and after.fuses(x):
+                x, bias = layer._conv_forward(x, layer.weight, None), layer.bias
+            elif isinstance(layer, BatchNorm):
+                x, bias = layer(x, isinstance(after, nn.ReLU), bias), None
+            elif isinstance(layer, GroupNorm):
+                x = layer(x, isinstance(after, nn.ReLU))
+            elif not (isinstance(layer, nn.ReLU) and isinstance(before, (BatchNorm, GroupNorm))):
+                x = layer(x)
+            before = layer
         return x
 
 
