@@ -177,6 +177,31 @@ def table(
         raise typer.Exit(1)
 
 
+@app.command()
+def report(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs below them.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="File for the page.")] = "report.html",
+) -> None:
+    """One page about runs to look at in a browser; it needs no network."""
+    from fallow.report import page
+
+    path, runs = page.write(paths, out)
+    console.print(f"page of {runs} run{'s' if runs > 1 else ''}: {escape(str(path))} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+
+
+@app.command()
+def watch(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs below them.")],
+    port: Annotated[int | None, typer.Option(help="Port on this machine (default: a free one).", min=1, max=65535)] = None,
+) -> None:
+    """The same page while runs go on, for a browser on this machine; Ctrl-C ends it."""
+    from fallow.report.watch import Watch
+
+    with Watch(paths, port) as server:
+        console.print(f"open {server.address} in a browser; Ctrl-C ends it", soft_wrap=True)
+        server.serve()
+
+
 def _words(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
     """A recipe, if the first word is no key=value, and the keys."""
     from fallow.config import parse_pairs

@@ -13,8 +13,11 @@ from fallow.errors import UserError
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 
 
+OTHER_FOLDER = "choose another folder with --out"
+
+
 @contextmanager
-def told(path: Path, remedy: str = "choose another folder with --out") -> Iterator[None]:
+def told(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[None]:
     """Turns the disk's refusals into a sentence."""
     try:
         yield
@@ -29,11 +32,11 @@ def told(path: Path, remedy: str = "choose another folder with --out") -> Iterat
         raise
 
 
-def write(path: Path, data: bytes | str) -> None:
+def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
     """Writes beside, syncs, renames: a reader sees the old file or the new one."""
     data = data.encode() if isinstance(data, str) else data
     part = path.with_name(f".{path.name}.part")
-    with told(path):
+    with told(path, remedy):
         with open(part, "wb") as f:
             f.write(data)
             f.flush()

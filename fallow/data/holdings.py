@@ -86,13 +86,13 @@ class Federation:
             raise ValueError("fingerprint")
         return federation
 
-    def save(self, path: Path | str) -> None:
-        """Writes one .npz: whole or not at all."""
-        path = Path(path)
+    def save(self, path: Path | str, labels: Ints | None = None, classes: Sequence[str] = ()) -> None:
+        """Writes one .npz: whole or not at all. With the training labels it also holds everyone's classes, see `Held`."""
+        path, held = Path(path), {} if labels is None else Held.of(self, labels, classes).arrays()
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(file, **self.arrays())  # type: ignore[arg-type]
+                np.savez_compressed(file, **self.arrays(), **held)  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, 0o644)
@@ -115,6 +115,45 @@ class Federation:
             raise UserError(f"there is no federation file {path}", "check the path, or make it first") from None
         except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
             raise damaged from None
+
+
+class Held(NamedTuple):
+    """How many samples of each class everyone holds; where some labels are unknown, the last class is `unknown`."""
+
+    clients: tuple[str, ...]
+    classes: tuple[str, ...]
+    server: Ints  # [classes]
+    labelled: Ints  # [clients, classes]
+    unlabelled: Ints
+
+    @staticmethod
+    def of(federation: Federation, labels: Ints, classes: Sequence[str]) -> Held:
+        labels, names = np.asarray(labels), tuple(classes)
+        if (labels < 0).any():
+            labels, names = np.where(labels < 0, len(names), labels), (*names, "unknown")
+        sides = federation.counts(labels, len(names))
+        server = _tally(labels[federation.server.labelled], len(names))
+        return Held(federation.names, names, server, sides["labelled"], sides["unlabelled"])
+
+    def arrays(self) -> dict[str, Any]:
+        names = np.frombuffer(json.dumps(self.classes).encode(), np.uint8)
+        return {"classes": names, "held_server": self.server, "held": np.stack([self.labelled, self.unlabelled])}
+
+    @staticmethod
+    def load(path: Path | str) -> tuple[Held, str]:
+        """What `Federation.save` wrote, and its fingerprint; of a file without labels the sizes, as one class `samples`."""
+        federation = Federation.load(path)
+        with np.load(path, allow_pickle=False) as file:
+            if "held" not in file:
+                return Held.of(federation, np.zeros(_end(federation), np.int64), ["samples"]), federation.fingerprint
+            classes = tuple(json.loads(file["classes"].tobytes()))
+            return Held(federation.names, classes, file["held_server"], *file["held"]), federation.fingerprint
+
+
+def _end(federation: Federation) -> int:
+    """One more than the largest sample that anyone holds."""
+    parts = [federation.server.labelled, *(part for c in federation.clients for part in (c.labelled, c.unlabelled))]
+    return max((int(part.max()) + 1 for part in parts if len(part)), default=0)
 
 
 def _tally(labels: Ints, classes: int) -> Ints:

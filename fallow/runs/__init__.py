@@ -228,6 +228,11 @@ def make_federation(options: Config, source: Source) -> Federation:
     return federate(source.train.labels.numpy(), len(source.classes), spec, source.train.clients)
 
 
+def _save(federation: Federation, path: Path, source: Source) -> None:
+    with disk.told(path):
+        federation.save(path, source.train.labels.numpy(), source.classes)
+
+
 def prepare(recipe_name: str | None, given: dict[str, Any], source: Source | None = None, download: bool = False) -> tuple[type[Method], Config, Source, Federation]:
     """Settings, data and federation of a run, complete, without running it."""
     given = dict(given)
@@ -287,8 +292,7 @@ def _run(
     with folder.locked():
         try:
             disk.write(folder.config, configuration.dump(options))
-            with disk.told(folder.federation):
-                federation.save(folder.federation)
+            _save(federation, folder.federation, source)
             disk.write(folder.metrics, "")
             at_work = Run(folder, method, options, source, federation)
         except BaseException:
@@ -315,8 +319,7 @@ def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Wa
             _check_data(federation, source)
         else:
             federation = make_federation(options, source)
-            with disk.told(folder.federation):
-                federation.save(folder.federation)
+            _save(federation, folder.federation, source)
         at_work = Run(folder, method, options, source, federation)
         at_work.restore()
         return at_work.go(stop_after, watch)

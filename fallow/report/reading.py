@@ -1,0 +1,275 @@
+"""Run folders as plain data for the page: runs in columns, groups of runs that differ only in seed, federations."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fallow.config import read_yaml
+from fallow.data.holdings import Held, measured
+from fallow.errors import UserError
+from fallow.report.cells import BESIDE, Place, places
+from fallow.runs.folder import Row, RunFolder
+from fallow.runs.settings import UNHASHED, Keys
+
+ROUNDS, VECTOR_ROUNDS, CLIENTS = 1000, 60, 400  # drawn at most, of each run and federation
+WORDS = 3  # keys in a group's name
+
+Columns = dict[str, list[Any]]
+
+
+def found(paths: Iterable[str | Path]) -> list[Path]:
+    """The runs of these folders; a folder that is no run but has some below it stands for all of them."""
+    out: dict[Path, Path] = {}
+    for given in map(Path, paths):
+        path = given if given.exists() or len(given.parts) > 1 else Path("runs") / given
+        for run in [*_below(path)] or [RunFolder.existing(path).path]:
+            out.setdefault(run.resolve(), run)
+    return list(out.values())
+
+
+def _below(path: Path) -> Iterator[Path]:
+    """The runs in a folder, itself or deeper, by name; inside a run there are no others."""
+    for where, folders, files in os.walk(path):
+        folders.sort()
+        if {"config.yaml", "metrics.jsonl"} <= set(files):
+            folders.clear()
+            yield Path(where)
+
+
+@dataclass
+class Run:
+    """A run folder as it is now."""
+
+    path: Path
+    config: Keys
+    rows: list[Row]
+    summary: Keys = field(default_factory=dict)
+
+    @staticmethod
+    def at(path: Path) -> Run:
+        folder = RunFolder.existing(path)
+        config = read_yaml(folder.config)
+        config.pop("version", None)
+        rows = folder.rows()
+        if not all(isinstance(r, dict) and isinstance(r.get("round"), int) for r in rows):
+            raise UserError(f"{folder.metrics} has a line that is no round", "restore the file, or start the run again")
+        try:
+            summary = json.loads(folder.summary.read_text())
+        except (OSError, ValueError):
+            summary = {}
+        return Run(path, config, rows, summary if isinstance(summary, dict) else {})
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.get("seed", 0))
+
+    @property
+    def done(self) -> int:
+        return self.rows[-1]["round"] if self.rows else 0
+
+    @property
+    def status(self) -> str:
+        """What the summary says, if it is of the last round; else the run goes on, or was killed."""
+        return str(self.summary.get("status")) if self.summary.get("rounds") == self.done else "running"
+
+    def scores(self) -> list[tuple[float, int]]:
+        return [(r["accuracy"], r["round"]) for r in self.rows if finite(r.get("accuracy"))]
+
+    @property
+    def family(self) -> str:
+        """Equal for runs that differ only in seed, or in what does not change a result."""
+        return json.dumps({k: v for k, v in self.config.items() if k not in UNHASHED | {"seed"}}, sort_keys=True)
+
+
+def payload(paths: Sequence[Path]) -> Keys:
+    """All that the page shows."""
+    runs = [Run.at(path) for path in paths]
+    families = list(dict.fromkeys(run.family for run in runs))
+    first = {run.family: run for run in reversed(runs)}
+    groups = [first[name] for name in families]
+    federations: dict[str, Keys] = {}
+    told = []
+    for run in runs:
+        held = federation(run.path / "federation.npz")
+        if held:
+            federations.setdefault(held["fingerprint"], held)
+        told.append(_told(run) | {"group": families.index(run.family), "federation": held and held["fingerprint"]})
+    names = named([g.config for g in groups], [places(g.config, g.path) for g in groups])
+    return {
+        "runs": told,
+        "groups": [{"name": n, "method": method_name(g.config), "config": flat(g.config)} for n, g in zip(names, groups)],
+        "federations": list(federations.values()),
+    }
+
+
+def _told(run: Run) -> Keys:
+    scores, s = run.scores(), run.summary
+    best = max(scores, key=lambda x: (x[0], -x[1]), default=(None, None))
+    columns, vectors = columned(run.rows)
+    return {
+        "path": str(run.path),
+        "seed": run.seed,
+        "status": run.status,
+        "done": run.done,
+        "rounds": run.config.get("rounds"),
+        "last": scores[-1][0] if scores else None,
+        "best": best[0],
+        "best_round": best[1],
+        "seconds": plain(sum(_seconds(row) for row in run.rows)),
+        "columns": columns,
+        "vectors": vectors,
+        "published": [_published(p) for p in places(run.config, run.path)],
+        "made": {k: s[k] for k in ("device", "commit", "config_hash", "fingerprint") if s.get(k)} | _versions(s),
+    }
+
+
+def _versions(summary: Keys) -> Keys:
+    versions = summary.get("versions")
+    return {k: str(v) for k, v in versions.items()} if isinstance(versions, dict) else {}
+
+
+def _seconds(row: Row) -> float:
+    seconds = row.get("seconds")
+    return seconds["round"] if isinstance(seconds, dict) and finite(seconds.get("round")) else 0.0
+
+
+def _published(place: Place) -> Keys:
+    f = place.figure
+    table = f.table.removeprefix("table") if f.table.startswith("table") else f.table
+    return {
+        "paper": f.paper, "table": table, "data": f.data, "setting": f.setting, "row": f.method, "mean": f.mean,
+        "std": f.std, "statistic": place.statistic, "other": ", ".join(f"{k}={v}" for k, v in place.other.items()),
+    }  # fmt: skip
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+def finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def plain(value: Any) -> Any:
+    """A number in six digits, or None where there is none."""
+    if not finite(value):
+        return None
+    return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def columned(rows: Sequence[Row]) -> tuple[Columns, dict[str, Columns]]:
+    """Rows as columns of numbers, `seconds.test` for what is in sections; lists of numbers by class apart."""
+    kept = thinned(rows, ROUNDS)
+    columns: Columns = {"round": [row["round"] for row in kept]}
+    for i, row in enumerate(kept):
+        for name, value in numbers(row):
+            columns.setdefault(name, [None] * len(kept))[i] = plain(value)
+    vectors: dict[str, Columns] = {}
+    for name in ("class_accuracy", "prior"):
+        having = [row for row in rows if isinstance(row.get(name), list)]
+        if having:
+            having = thinned(having, VECTOR_ROUNDS)
+            values = [[plain(v) for v in row[name]] for row in having]
+            vectors[name] = {"round": [row["round"] for row in having], "values": values}
+    return {k: v for k, v in columns.items() if any(x is not None for x in v)}, vectors
+
+
+def thinned(rows: Sequence[Row], most: int) -> list[Row]:
+    """At most so many rows and one: evenly spaced rounds, the same ones for runs of one length, and the last."""
+    if len(rows) <= most:
+        return list(rows)
+    step = math.ceil(rows[-1]["round"] / most)
+    return [row for row in rows[:-1] if row["round"] % step == 0] + [rows[-1]]
+
+
+def numbers(row: Row) -> Iterable[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{k}", v) for k, v in value.items())
+        elif name != "round":
+            yield name, value
+
+
+# -- names -------------------------------------------------------------------------------------------------------------
+def flat(config: Keys, prefix: str = "") -> dict[str, str]:
+    """Keys as they are written on the command line."""
+    out: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{name}.")
+        else:
+            shown = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+            out[prefix + name] = shown
+    return out
+
+
+def named(configs: Sequence[Keys], cells: Sequence[Sequence[Place]]) -> list[str]:
+    """Short names of groups: the row of a paper's table where that tells them apart, else method and differing keys."""
+    plain_names, printed = _by_keys(configs), [_printed(found) for found in cells]
+    rows = [row for row, _ in printed]
+    out = []
+    for name, (row, setting) in zip(plain_names, printed):
+        short = row if rows.count(row) == 1 else f"{row} {setting}"
+        out.append(short if row and printed.count((row, setting)) == 1 else name)
+    return out if len(set(out)) == len(out) else plain_names
+
+
+def _printed(found: Sequence[Place]) -> tuple[str, str]:
+    """What a paper calls a group's method and setting."""
+    exact = [p.figure for p in found if not set(p.other) - BESIDE]
+    return (exact[0].method, exact[0].setting) if exact else ("", "")
+
+
+def _by_keys(configs: Sequence[Keys]) -> list[str]:
+    """The method, the data if they differ, and what else tells runs of a method apart."""
+    several = len({c.get("data") for c in configs}) > 1
+    flats = [flat({k: v for k, v in c.items() if k not in UNHASHED}) for c in configs]
+    out = []
+    for mine in flats:
+        alike = [f for f in flats if (f.get("method"), f.get("data")) == (mine.get("method"), mine.get("data"))]
+        other = [k for k in mine if k != "seed" and len({f.get(k) for f in alike}) > 1]
+        words = [f"{k}={shortened(mine[k])}" for k in other[:WORDS]] + ["…"] * (len(other) > WORDS)
+        out.append(" ".join([method_name(mine), *([mine.get("data", "?")] if several else []), *words]))
+    return out
+
+
+def method_name(config: Keys) -> str:
+    return str(config.get("method", "?")).rsplit(":", 1)[-1]
+
+
+def shortened(text: str, most: int = 24) -> str:
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return (text or "none") if len(text) <= most else text[: most - 1] + "…"
+
+
+# -- federations -------------------------------------------------------------------------------------------------------
+def federation(path: Path) -> Keys | None:
+    """Who holds what, or None where no file says so."""
+    try:
+        return _federation(path, path.stat().st_mtime_ns)
+    except (OSError, UserError):
+        return None
+
+
+@lru_cache(64)
+def _federation(path: Path, _: int) -> Keys:
+    held, fingerprint = Held.load(path)
+    step = math.ceil(len(held.clients) / CLIENTS)
+    sides = {"labelled": held.labelled, "unlabelled": held.unlabelled}
+    known = len(held.classes) - (held.classes[-1] == "unknown")
+    return {
+        "fingerprint": fingerprint,
+        "clients": list(held.clients[::step]),
+        "all_clients": len(held.clients),
+        "classes": list(held.classes),
+        "server": held.server.tolist(),
+        **{side: counts[::step].tolist() for side, counts in sides.items()},
+        "totals": {side: int(counts.sum()) for side, counts in sides.items()},
+        "skew": {side: plain(measured(counts[:, :known])) for side, counts in sides.items() if known > 1},
+    }

@@ -1,0 +1,122 @@
+"""The page of runs that go on, served on loopback: it asks for news and gains rounds without being reloaded."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from fallow.errors import UserError
+from fallow.report import reading
+from fallow.report.page import page
+
+LOOPBACK = "127.0.0.1"
+FILES = ("config.yaml", "metrics.jsonl", "summary.json", "federation.npz")
+
+
+class Watch:
+    """A server of the page, from construction on; `serve` answers until it is interrupted."""
+
+    def __init__(self, paths: Sequence[str | Path], port: int | None = None):
+        self.paths = list(paths)
+        self.data()  # what cannot be read is told here rather than in the browser
+        watch = self
+
+        class Handler(Answers):
+            shown = watch
+
+        try:
+            self.server = Server((LOOPBACK, port or 0), Handler)
+        except OSError as e:
+            cause = "is taken" if e.errno == errno.EADDRINUSE else f"cannot be used ({e.strerror})"
+            raise UserError(f"port {port} {cause}", "choose another with --port, or leave it out for a free one") from None
+
+    @property
+    def address(self) -> str:
+        return f"http://{LOOPBACK}:{self.server.server_port}"
+
+    def serve(self) -> None:
+        with suppress(KeyboardInterrupt):  # the way it is ended
+            self.server.serve_forever(poll_interval=0.2)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.server.server_close()
+
+    def state(self) -> str:
+        """Changes whenever one of the files does, or a run appears."""
+        marks = [_mark(run / name) for run in reading.found(self.paths) for name in FILES]
+        return hashlib.sha256(" ".join(marks).encode()).hexdigest()[:16]
+
+    def data(self) -> dict[str, Any]:
+        state = self.state()  # taken first: what is written meanwhile is news the next time
+        return reading.payload(reading.found(self.paths)) | {"live": True, "state": state}
+
+
+def _mark(file: Path) -> str:
+    try:
+        found = file.stat()
+    except OSError:
+        return f"{file} -"
+    return f"{file} {found.st_mtime_ns} {found.st_size}"
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that goes away in the middle is no error."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+class Answers(BaseHTTPRequestHandler):
+    shown: Watch
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        asked = urlsplit(self.path)
+        host = self.headers.get("Host", "").rsplit(":", 1)[0]
+        if host not in (LOOPBACK, "localhost"):  # a page of another site that had its name lead here
+            self._send(403, "text/plain", "This server answers to 127.0.0.1 only.")
+        elif asked.path == "/":
+            self._page()
+        elif asked.path == "/runs.json":
+            self._news(parse_qs(asked.query).get("have", [""])[0])
+        else:
+            self._send(404, "text/plain", "There is only the page at /.")
+
+    def _page(self) -> None:
+        try:
+            self._send(200, "text/html", page(self.shown.data()))
+        except UserError as e:
+            self._send(500, "text/plain", str(e))
+
+    def _news(self, have: str) -> None:
+        try:
+            told = None if have and have == self.shown.state() else self.shown.data()
+        except UserError as e:
+            told = {"error": str(e)}
+        self._send(204 if told is None else 200, "application/json", "" if told is None else json.dumps(told, allow_nan=False))
+
+    def _send(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        """A line for each request would bury the address."""
