@@ -147,12 +147,13 @@ def test_panels_without_data_are_left_out(seen: Browser, tmp_path: Path) -> None
     assert seen.js(SHOWN) == ["Results", "Accuracy over rounds", "Bytes and seconds", "Settings", "Runs"]
     assert seen.js("return document.getElementById('title').textContent") == "<img src=x> on digits"
     more = {
-        "class_accuracy": [0.5, 1.0], "prior_js": {"appu": 0.1}, "diversity": {"update/users/l2": 1.5}, "R": 0.5, "label_accuracy_local": 0.5,
+        "class_accuracy": [0.5, 1.0], "prior_js": {"appu": 0.1, "appu_local": 0.2}, "diversity": {"update/users/l2": 1.5}, "R": 0.5, "label_accuracy_local": 0.5,
     }  # fmt: skip
     opened(seen, tmp_path, fabricated(tmp_path / "measured", [row(1), row(2, **more)]))
-    assert {"Pseudo-labels", "Classes and prior bias", "Gradient diversity"} <= set(seen.js(SHOWN))
-    for title in ("Prior bias: appu", "Diversity", "R", "Right by who labels"):
+    assert {"Pseudo-labels", "Classes", "Prior bias", "Gradient diversity"} <= set(seen.js(SHOWN))
+    for title in ("APP-U", "Diversity", "Right by who labels"):
         assert pixels(seen, title, COLOURS[0]) > 5, title
+    assert "0.500" in seen.js(f"{CHART} return card.textContent", "Skew R")
     assert seen.js(f"{CHART} return card.querySelectorAll('circle').length", "Accuracy by class") == 2
 
 

@@ -3,21 +3,23 @@ const VECTORS = {
   class_accuracy: { title: "Accuracy by class", note: "test accuracy in %" },
   prior: { title: "Class prior", note: "share of each class among predictions for unlabelled samples, in %; dashed: an even share", even: true },
 };
-const PRIORS = { bias: "JS divergence of class accuracies from an even share", appu: "JS divergence of predicted class shares from class accuracies" };
+const PRIORS = { bias: "from an even share", labels: "from the classes of a client's labels", appu: "from the classes predicted for a client's data" };
 
-cardSection("Classes and prior bias", "How evenly the model has learnt. Dots: mean over seeds in the chosen round; bars: ± one standard deviation.", () => [
-  ...Object.entries(VECTORS).map(([name, words]) => ({ ...words, name, make: dotCard })),
-  ...below("prior_js").map((column) => {
-    const name = column.slice("prior_js.".length);
-    return chart(`Prior bias: ${name}`, column, { note: PRIORS[name] || "JS divergence", zero: true });
-  }),
-]);
+cardSection("Classes", "How evenly the model has learnt. Dots: mean over seeds in the chosen round; bars: ± one standard deviation.", () => Object.entries(VECTORS).map(([name, words]) => ({ ...words, name, make: dotCard })));
+
+cardSection("Prior bias", "Jensen-Shannon divergence of class accuracies, mean over clients; 0 is no bias. Solid: the global model, dashed: local ones.", () => {
+  const found = new Set(below("prior_js").map((column) => column.slice("prior_js.".length).replace(/_local$/, "")));
+  return [...Object.keys(PRIORS).filter((name) => found.has(name)), ...[...found].filter((name) => !PRIORS[name])].map((name) => ({
+    title: name === "appu" ? "APP-U" : name[0].toUpperCase() + name.slice(1), note: PRIORS[name], zero: true,
+    lines: () => [{ column: `prior_js.${name}` }, { column: `prior_js.${name}_local`, suffix: ", local", dashes: [6, 4] }],
+  }));
+});
 
 function dotCard(spec) {
   const plot = el("div"), output = el("output"), state = { at: 1 };
   const slide = el("input", { type: "range", min: 0, max: 1000, value: 1000, "aria-label": `Round of ${spec.title}`, oninput: () => { state.at = slide.value / 1000; update(); } });
   const label = el("label", { class: "slide" }, slide, output);
-  const card = el("article", { class: "card tall" }, el("header", {}, el("h3", {}, spec.title), el("p", {}, spec.note), label), plot);
+  const card = el("article", { class: "card" }, el("header", {}, el("h3", {}, spec.title), el("p", {}, spec.note), label), plot);
   const having = () => page.runs.filter((run) => run.vectors[spec.name]);
   const update = () => {
     const rounds = [...new Set(having().flatMap((run) => run.vectors[spec.name].round))].sort((a, b) => a - b);
@@ -27,7 +29,7 @@ function dotCard(spec) {
     const classes = classNames(having()[0].vectors[spec.name].values[0].length);
     const entries = showing().map((group) => ({ group, ...byClass(shown(group), spec.name, round) })).filter((e) => e.values.length);
     const high = spec.even ? 1.04 * Math.max(...entries.flatMap((e) => e.values.map((v, k) => v + e.stds[k])), 1 / classes.length) : 1;
-    const write = (v) => figures(100 * v);
+    const write = (v) => (v == null ? "–" : figures(100 * v));
     if (classes.length <= DOT_CLASSES) plot.replaceChildren(dots(inner(card), classes, entries, write, high, spec.even ? 1 / classes.length : null));
     else plot.replaceChildren(...entries.map((e) => el("div", {}, el("p", { class: "key" }, el("span", {}, swatch(e.group.number), e.group.name)), heat(inner(card), [e.group.name], classes, [e.values], ink(e.group.number), write, high))));
   };
@@ -67,7 +69,7 @@ wholeSection("Federation", "Who holds how many samples of which class; the area 
   federation.choose = () => {
     const texts = page.federations.map((f) => {
       const runs = page.runs.filter((run) => run.federation === f.fingerprint), seeds = [...new Set(runs.map((r) => r.seed))];
-      return `${seeds.length === 1 ? `seed ${seeds[0]}` : `seeds ${seeds.join(", ")}`} · ${[...new Set(runs.map((r) => group_of(r).name))].join(", ")}`;
+      return `${seeds.length === 1 ? `seed ${seeds[0]}` : `seeds ${seeds.join(", ")}`} · ${[...new Set(runs.map((r) => groupOf(r).name))].join(", ")}`;
     });
     if (texts.join("\n") === federation.texts) return;
     federation.texts = texts.join("\n");
@@ -80,15 +82,15 @@ wholeSection("Federation", "Who holds how many samples of which class; the area 
 /** One side of a federation; labels at the server are a row of their own. */
 function holdings(f, name, width) {
   let rows = f.clients, counts = f[name], total = f.totals[name];
-  const at_server = name === "labelled" && f.server.some(Boolean);
-  if (at_server) {
+  const atServer = name === "labelled" && f.server.some(Boolean);
+  if (atServer) {
     const [names, held] = total ? [rows, counts] : [[], []];
     rows = ["server", ...names]; counts = [f.server, ...held];
     total += f.server.reduce((a, b) => a + b, 0);
   }
   if (!total) return null;
   const discs = rows.length <= BUBBLE_CLIENTS && f.classes.length <= BUBBLE_CLASSES;
-  const skew = f.skew[name] != null && !at_server ? `, skew R = ${f.skew[name].toFixed(3)}` : "";
+  const skew = f.skew[name] != null && !atServer ? `, skew R = ${f.skew[name].toFixed(3)}` : "";
   return el("div", {}, el("header", {}, el("h3", {}, `${thousands(total)} ${name}`), el("p", {}, `largest: ${thousands(largest(counts.flat()))}${skew}`)),
     discs ? bubbles(width, rows, f.classes, counts, name) : [heat(width, rows, f.classes, counts, colour(name), (v) => `${thousands(v)} ${name}`), el("p", { class: "key" }, `${rows.length > 1 ? `a row for each of ${thousands(rows.length)} holders, ` : "at the server, "}a column for each of ${thousands(f.classes.length)} classes`)]);
 }

@@ -22,7 +22,7 @@ cardSection("Pseudo-labels", "What the unlabelled samples were given. True label
   { ...chart("Right among the accepted", "label_accuracy", { note: "share of right labels, in %" }), ...shares },
   { ...chart("Right among all", "label_accuracy_all", { note: "whether accepted or not, in %" }), ...shares },
   {
-    title: "Right by who labels", note: "in %; solid: the client's own model, dashed: the global one", ...shares,
+    title: "Right by who labels", note: "in %; solid: the model that a client keeps, dashed: the global one", ...shares,
     lines: () => [{ column: "label_accuracy_local", suffix: ", local" }, { column: "label_accuracy_global", suffix: ", global", dashes: [6, 4] }],
   },
 ]);
@@ -31,7 +31,7 @@ cardSection("Pseudo-labels", "What the unlabelled samples were given. True label
 const diversity = { column: null };
 cardSection("Gradient diversity", "How far the parties of a round pull apart: the sum of their vectors' norms over the norm of the sum.", () => [
   { title: "Diversity", note: "by the chosen definition", lines: () => [{ column: definition() }], control: definitions },
-  chart("R", "R", { note: "skew of the round's clients" }),
+  { title: "Skew R", note: "of the federation: 0 is IID, 1 a class for each client", make: barCard, write: figures, parts: () => (has("R") ? [{ name: "R", value: (g) => (lasts(g, "R").length ? mean(lasts(g, "R")) : 0) }] : []) },
 ]);
 
 function definition() {
@@ -65,5 +65,5 @@ cardSection("Bytes and seconds", "What a round costs. Bytes are those of the ten
   { title: "Seconds over rounds", note: "a whole round", format: seconds, tick: (v) => seconds(v, round3), zero: true, lines: () => [{ column: "seconds.round" }] },
 ]);
 
-const KNOWN = /^(round|accuracy|test_loss|loss|label_.*|(optimizer_)?bytes_.*|seconds\..*|prior_js\..*|diversity\..*|R|lr|clients)$/;
+const KNOWN = /^(round|accuracy|test_loss|loss|label_.*|(optimizer_)?bytes_.*|seconds\..*|prior_js(_min|_max)?\..*|diversity\..*|R|lr|clients)$/;
 cardSection("What the method logs", null, () => [...new Set(page.runs.flatMap((run) => Object.keys(run.columns)))].filter((c) => !KNOWN.test(c)).sort().slice(0, 12).map((c) => chart(c, c)));

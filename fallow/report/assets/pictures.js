@@ -60,7 +60,7 @@ function heat(width, rows, columns, values, fillColour, write, most = largest(va
 /** A row for each class, a dot for each group; `entries` are {group, values, stds}; `line` is a value to compare with. */
 function dots(width, classes, entries, write, high, line) {
   const low = 0, left = 14 + 6.8 * Math.min(16, Math.max(...classes.map((c) => c.length))), right = width - 16;
-  const step_y = Math.min(9, 24 / entries.length), tall = Math.max(24, step_y * entries.length + 7), foot = 4 + tall * classes.length;
+  const stepY = Math.min(9, 24 / entries.length), tall = Math.max(24, stepY * entries.length + 7), foot = 4 + tall * classes.length;
   const at = (v) => left + (right - left) * (v - low) / (high - low || 1);
   const root = svg("svg", { width, height: foot + 26, role: "img", "aria-label": classes.map((c, k) => `${c}: ${entries.map((e) => `${e.group.name} ${write(e.values[k])}`).join(", ")}`).join("; ") });
   const step = ticks(low, high, width < 420 ? 4 : 6);
@@ -71,7 +71,7 @@ function dots(width, classes, entries, write, high, line) {
     root.append(svg("text", { x: left - 10, y: y + 4, "text-anchor": "end", class: "ink" }, short(label, 16)));
     if (k) root.append(svg("line", { x1: left, x2: right, y1: y - tall / 2, y2: y - tall / 2, stroke: colour("grid") }));
     entries.forEach((entry, e) => {
-      const v = entry.values[k], s = entry.stds[k], row = y + step_y * (e - (entries.length - 1) / 2);
+      const v = entry.values[k], s = entry.stds[k], row = y + stepY * (e - (entries.length - 1) / 2);
       if (v == null) return;
       if (s) root.append(svg("line", { x1: at(Math.max(low, v - s)), x2: at(Math.min(high, v + s)), y1: row, y2: row, stroke: ink(entry.group.number), "stroke-width": 2, "stroke-opacity": .45 }));
       root.append(svg("circle", { cx: at(v), cy: row, r: 4.2, fill: ink(entry.group.number), stroke: colour("card"), "stroke-width": 1 }));

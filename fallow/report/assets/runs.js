@@ -9,11 +9,11 @@ function take(data) {
     group.runs = page.runs.filter((run) => run.group === number);
   });
   page.runs.forEach((run) => {
-    run.name = group_of(run).runs.length > 1 ? `${group_of(run).name} · seed ${run.seed}` : group_of(run).name;
+    run.name = groupOf(run).runs.length > 1 ? `${groupOf(run).name} · seed ${run.seed}` : groupOf(run).name;
   });
 }
 
-const group_of = (run) => page.groups[run.group];
+const groupOf = (run) => page.groups[run.group];
 const on = (run) => !page.off.has(run.path);
 const shown = (group) => group.runs.filter(on);
 const showing = () => page.groups.filter((group) => shown(group).length);
@@ -43,10 +43,11 @@ function curve(group, column) {
 /** The last value of a column in each of the group's runs that are on. */
 const lasts = (group, column) => shown(group).map((run) => points(run, column).at(-1)?.[1]).filter((v) => v != null);
 
-/** The mean of a column over the rounds of the group's runs that are on. */
+/** The mean of a column over the rounds of the group's runs that are on; a round without a value counts as 0. */
 function average(group, column) {
-  const values = shown(group).flatMap((run) => points(run, column).map(([, value]) => value));
-  return values.length ? mean(values) : null;
+  const having = shown(group).filter((run) => points(run, column).length);
+  const rounds = having.reduce((n, run) => n + run.columns.round.length, 0);
+  return rounds ? having.reduce((sum, run) => sum + points(run, column).reduce((s, [, value]) => s + value, 0), 0) / rounds : null;
 }
 
 /** The published figures that a group's runs stand beside; one that is printed in several tables comes once. */

@@ -25,7 +25,7 @@ function cardSection(title, note, specs) {
       update: () => {
         const all = cards(), small = all.filter((card) => card.has() && !card.spec.full).length;
         all.forEach((card) => { card.card.hidden = !card.has(); });
-        grid.className = !grid.querySelector(".tall:not([hidden])") && (small % 3 === 0 || small === 5) ? "grid three" : small === 1 && !all.some((c) => c.spec.full) ? "grid one" : "grid";
+        grid.className = small % 3 === 0 || small === 5 ? "grid three" : small === 1 && !all.some((c) => c.spec.full) ? "grid one" : "grid";
         all.filter((card) => !card.card.hidden).forEach((card) => card.update());
       },
     };

@@ -1,6 +1,6 @@
 // The page as a whole: title, legend, theme, and news from a run that goes on.
 const ORDER = [
-  "Results", "Beside the published figures", "Accuracy over rounds", "Pseudo-labels", "Classes and prior bias", "Federation",
+  "Results", "Beside the published figures", "Accuracy over rounds", "Pseudo-labels", "Classes", "Prior bias", "Federation",
   "Gradient diversity", "Bytes and seconds", "What the method logs", "Settings", "Runs",
 ];
 
@@ -71,7 +71,7 @@ function status() {
   const bar = el("i");
   bar.style.width = `${100 * done / Math.max(1, all)}%`;
   const words = page.runs.length > 1 ? `${going.length} of ${page.runs.length} runs going on` : run.status === "running" ? (run.done ? "running" : "waiting for round 1") : run.status;
-  $("live").replaceChildren(el("span", { class: going.length ? "dot on" : "dot" }), el("span", { id: "rounds" }, `${words} · round ${thousands(done)} of ${thousands(all)}`, going.length && left > 1 ? ` · ${seconds(left)} left` : ""), el("span", { class: "meter wideonly" }, bar));
+  $("live").replaceChildren(el("span", { class: going.length ? "dot on" : "dot" }), el("span", { id: "rounds" }, `${words} · round ${thousands(done)} of ${thousands(all)}`, going.length && left > 1 ? ` · ${left < 100 ? `${Math.round(left)} s` : seconds(left)} left` : ""), el("span", { class: "meter wideonly" }, bar));
 }
 
 function render() {

@@ -70,7 +70,7 @@ wholeSection("Runs", null, () => page.runs.length > 0, (card) => {
   const titles = ["run", "folder", "seed", "status", "rounds", "last", "best", "in round", "took", "device", "fallow", "torch", "commit", "config"];
   const common = commonFolder(page.runs.map((run) => run.path));
   const rows = page.runs.map((run) => el("tr", { class: on(run) ? null : "off" },
-    el("td", {}, el("label", { class: "name" }, el("input", { type: "checkbox", checked: on(run), "data-run": run.path, onchange: () => toggle([run]) }), swatch(run.group), group_of(run).name)),
+    el("td", {}, el("label", { class: "name" }, el("input", { type: "checkbox", checked: on(run), "data-run": run.path, onchange: () => toggle([run]) }), swatch(run.group), groupOf(run).name)),
     el("td", { class: "text mono", title: run.path }, run.path.slice(common.length)), el("td", {}, run.seed), el("td", { class: "text" }, el("span", { class: run.status === "finished" ? "tag good" : "tag" }, run.status)),
     el("td", {}, run.done === run.rounds ? thousands(run.done) : `${thousands(run.done)} of ${run.rounds ?? "?"}`), el("td", {}, percent(run.last)), el("td", {}, percent(run.best)), el("td", {}, run.best_round ?? "–"), el("td", {}, run.seconds ? seconds(run.seconds) : "–"),
     ["device", "fallow", "torch", "commit", "config_hash"].map((k) => el("td", { class: "text mono" }, (run.made[k] || "–").slice(0, k === "commit" || k === "config_hash" ? 8 : 24)))));
