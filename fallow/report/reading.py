@@ -202,9 +202,14 @@ def flat(config: Keys, prefix: str = "") -> dict[str, str]:
         if isinstance(value, dict):
             out |= flat(value, f"{prefix}{name}.")
         else:
-            shown = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
-            out[prefix + name] = shown
+            out[prefix + name] = _shown(value)
     return out
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_shown, value))
+    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
 
 def named(configs: Sequence[Keys], cells: Sequence[Sequence[Place]]) -> list[str]:

@@ -116,7 +116,7 @@ function bars(width, groups, parts, write) {
     box.style.opacity = DEPTHS[Math.min(p, DEPTHS.length - 1)];
     return el("span", {}, box, part.name);
   }));
-  return [root, key];
+  return parts.length > 1 ? [root, key] : [root];
 }
 
 function barCard(spec) {
