@@ -21,7 +21,7 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # CPU builds of torch come without it
-    triton = None
+    triton = tl = None
 
 SMALL = 16384  # positions of a part that one program per channel block takes alone
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
