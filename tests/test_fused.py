@@ -88,7 +88,7 @@ def test_a_batch_without_rows_moves_nothing() -> None:
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(16), nn.GroupNorm(8, 16)])
 def test_second_derivatives(norm: nn.Module) -> None:
     torch.manual_seed(0)
-    net = Chain(nn.Conv2d(3, 16, 3), norm, nn.ReLU(), nn.Conv2d(16, 4, 3)).cuda().to(memory_format=torch.channels_last)
+    net = Chain(nn.Conv2d(3, 16, 3, bias=False), norm, nn.ReLU(), nn.Conv2d(16, 4, 3)).cuda().to(memory_format=torch.channels_last)
     modes = adopt(net)
     x = torch.randn(6, 3, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
 
