@@ -1,4 +1,4 @@
-"""The fused norm kernels equal the plain ones in float64 (`make test-gpu`)."""
+"""The fused kernels, norms and optimisers, equal the plain ones (`make test-gpu`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fallow.config import Config
+from fallow.engine import kernels
+from fallow.engine.optim import Optimizer, clip_
 from fallow.models import fused
 from fallow.models.norms import Chain, GroupNorm, adopt, masked_batch_norm_plain
 
@@ -50,11 +53,9 @@ def test_equals_plain(
     limit = TOLERANCE[dtype]
     assert y.dtype == dtype
     assert (y.double() - expected).abs().max() < limit * (1 + expected.abs().max()) / 4
-    again = [t.grad for t in ours]
     y.backward(grad)
     expected.backward(grad.double())
-    again = [t.grad for t in ours]
-    for mine, other in zip(again, theirs):
+    for mine, other in zip((t.grad for t in ours), theirs):
         assert mine is not None and other.grad is not None
         assert (mine.double() - other.grad).abs().max() < limit * (1 + other.grad.abs().max())
 
@@ -87,7 +88,7 @@ def test_a_batch_without_rows_moves_nothing() -> None:
 @pytest.mark.parametrize("norm", [nn.BatchNorm2d(16), nn.GroupNorm(8, 16)])
 def test_second_derivatives(norm: nn.Module) -> None:
     torch.manual_seed(0)
-    net = Chain(nn.Conv2d(3, 16, 3), norm, nn.ReLU(), nn.Conv2d(16, 4, 3)).cuda().to(memory_format=torch.channels_last)
+    net = Chain(nn.Conv2d(3, 16, 3, bias=False), norm, nn.ReLU(), nn.Conv2d(16, 4, 3)).cuda().to(memory_format=torch.channels_last)
     modes = adopt(net)
     x = torch.randn(6, 3, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
 
@@ -103,3 +104,50 @@ def test_second_derivatives(norm: nn.Module) -> None:
     torch.backends.cudnn.allow_tf32 = False
     for mine, other in zip(twice(False), twice(True)):
         torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("clip_value", [None, 0.1])
+@pytest.mark.parametrize("when", [None, True, False])
+def test_optimizer_step(optimizer: str, nesterov: bool, clip: float | None, clip_value: float | None, when: bool | None) -> None:
+    torch.manual_seed(0)
+    o = Config(optimizer=optimizer, momentum=0.9, nesterov=nesterov, weight_decay=5e-4, clip=clip, clip_value=clip_value)
+    start = torch.randn(20_000, device="cuda")
+    plain, ours = start.clone(), start.clone()
+    one, two = Optimizer(o, plain), Optimizer(o, ours)
+    lr, prox = torch.tensor(0.1, device="cuda"), torch.tensor(0.01, device="cuda")
+    moved = None if when is None else torch.tensor(when, device="cuda")
+    for _ in range(3):
+        heavy = [torch.randn(15_000, device="cuda").bfloat16() for _ in range(2)]
+        rest = torch.randn(5_000, device="cuda")
+        g = torch.cat([heavy[0].float() + heavy[1].float(), rest]) + prox * (plain - start)
+        one.step(plain, clip_(g, clip, clip_value), lr, moved)
+        kernels.step(two, ours, heavy, rest, lr, moved, (prox, start))
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=2e-6)
+    for name, t in one.tensors.items():
+        torch.testing.assert_close(two.tensors[name], t, rtol=1e-5, atol=2e-6)
+
+
+def test_a_bias_before_batch_norm_is_left_out() -> None:
+    """Output, gradients and running statistics as with it; its own gradient is 0."""
+    torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = False
+    net = Chain(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 4, 3)).cuda().to(memory_format=torch.channels_last)
+    modes = adopt(net)
+    x = torch.randn(6, 3, 8, 8, device="cuda").contiguous(memory_format=torch.channels_last)
+
+    def once(fused_kernels: bool) -> tuple[Tensor, list[Tensor | None], Tensor]:
+        modes.fused = fused_kernels
+        net[1].reset_running_stats()
+        y = net(x)
+        grads = torch.autograd.grad(y.square().mean(), list(net.parameters()), allow_unused=True)
+        return y, list(grads), net[1].running_mean.clone()
+
+    (ya, ga, ma), (yb, gb, mb) = once(True), once(False)
+    torch.testing.assert_close(ya, yb, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ma, mb, rtol=1e-4, atol=1e-6)
+    assert ga[1] is None and gb[1] is not None and gb[1].abs().max() < 1e-6
+    for a, b in zip(ga[2:], gb[2:]):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)

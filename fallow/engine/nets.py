@@ -172,14 +172,20 @@ class NetHandle:
                     out[i] = g.float() if old is None else old + g.float()
         return [torch.zeros_like(p) if g is None else g for p, g in zip(self.params, out)]
 
-    def flatten(self, grads: Sequence[Tensor | None]) -> Tensor:
-        """Gradients for the leaves as one flat tensor in the parameters' order, in few kernels."""
+    def pieces(self, grads: Sequence[Tensor | None]) -> tuple[list[Tensor], Tensor | None]:
+        """Gradients for the leaves as flat tensors: of the bf16 weights one per call, of all other parameters one."""
         n, cast = len(self.params), self._cast
         groups = [grads[:cast], *(grads[n + c * cast : n + (c + 1) * cast] for c in range(len(self.calls)))]
         used = [g for g in groups if any(x is not None for x in g)] or groups[:1]
         heavy = [_flat(g, self.params[:cast]) for g in used] if cast else []
-        pieces = [sum(heavy[1:], heavy[0])] if heavy else []
-        return torch.cat(pieces + ([_flat(grads[cast:n], self.params[cast:])] if cast < n else []))
+        return heavy, _flat(grads[cast:n], self.params[cast:]) if cast < n else None
+
+    @staticmethod
+    def flatten(heavy: Sequence[Tensor], rest: Tensor | None) -> Tensor:
+        """The pieces as one flat float32 tensor in the parameters' order."""
+        wide = [h.float() if h.dtype == torch.bfloat16 else h for h in heavy]
+        parts = ([sum(wide[1:], wide[0])] if wide else []) + ([] if rest is None else [rest])
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _flat(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
@@ -195,8 +201,7 @@ def _flat(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
         if gap := padding(p):
             pieces.append(zeros[:gap].to(g.dtype))
     mixed = len({x.dtype for x in pieces}) > 1
-    out = torch.cat([x.float() for x in pieces] if mixed else pieces)
-    return out.float() if out.dtype == torch.bfloat16 else out
+    return torch.cat([x.float() for x in pieces] if mixed else pieces)
 
 
 def _places(module: nn.Module) -> Any:

@@ -8,6 +8,8 @@ from torch import Tensor
 from fallow.config import Config
 from fallow.methods.state import State
 
+BETA2, EPSILON = 0.999, 1e-8  # Adam's; its beta1 is `momentum`
+
 
 class Optimizer:
     """SGD (momentum, Nesterov, weight decay; PyTorch's convention) or Adam over one flat parameter tensor."""
@@ -50,15 +52,15 @@ class Optimizer:
         new["momentum"] = self.tensors["momentum"] * self.o.momentum + g
         return g + self.o.momentum * new["momentum"] if self.o.nesterov else new["momentum"]
 
-    def _adam(self, g: Tensor, new: dict[str, Tensor], beta2: float = 0.999, eps: float = 1e-8) -> Tensor:
-        beta1 = self.o.momentum
+    def _adam(self, g: Tensor, new: dict[str, Tensor]) -> Tensor:
+        beta1, beta2 = self.o.momentum, BETA2
         new["step"] = self.tensors["step"] + 1
         new["mean"] = torch.lerp(g, self.tensors["mean"], beta1)
         new["square"] = self.tensors["square"] * beta2 + (1 - beta2) * g * g
         step = new["step"].double()  # in float32, 1 - beta2 has four digits left
         mean = new["mean"] / (1 - beta1**step)
         square = new["square"] / (1 - beta2**step)
-        return mean / (square.sqrt() + eps)
+        return mean / (square.sqrt() + EPSILON)
 
 
 def clip_(g: Tensor, norm: float | None, value: float | None) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fallow.engine import kernels
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.world import World
@@ -67,7 +69,7 @@ class Slot:
         grads = torch.autograd.grad(loss, [p for ps in leaves for p in ps], retain_graph=retain, allow_unused=True)
         start = 0
         for net, own in zip(chosen, leaves):
-            self._apply_flat(net, net.flatten(grads[start : start + len(own)]), when)
+            self._apply(net, grads[start : start + len(own)], when)
             start += len(own)
 
     def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False) -> dict[str, Tensor]:
@@ -78,20 +80,25 @@ class Slot:
     def apply(self, net: NetHandle, grads: dict[str, Tensor], when: Tensor | None = None) -> None:
         """The optimiser's step with given gradients."""
         calls, net.calls = net.calls, []
-        self._apply_flat(net, net.flatten([grads[n].detach() for n in net.names]), when)
+        self._apply(net, [grads[n].detach() for n in net.names], when)
         net.calls = calls
 
     @torch.no_grad()
-    def _apply_flat(self, net: NetHandle, g: Tensor, when: Tensor | None) -> None:
+    def _apply(self, net: NetHandle, grads: Sequence[Tensor | None], when: Tensor | None) -> None:
         name, w = self.name_of(net), net.flat.groups["parameters"]
+        optimizer, lr, pieces = self.optimizers[name], self.lr[name], net.pieces(grads)
         reference = self.reference if name == "model" else None
-        if reference is not None and self.o.prox_mode == "gradient":
-            g = g + self.prox * (w - reference)
-        g = clip_(g, self.o.clip, self.o.clip_value)
-        self.optimizers[name].step(w, g, self.lr[name], when)
-        if reference is not None and self.o.prox_mode == "decoupled":
-            pull = self.lr[name] * self.prox * (w - reference)
-            w.sub_(pull if when is None else torch.where(when, pull, torch.zeros_like(pull)))
+        decoupled = reference is not None and self.o.prox_mode == "decoupled"
+        pull = None if reference is None or decoupled else (self.prox, reference)
+        if self.o.fused and not decoupled and kernels.usable(w, pieces[0]):
+            kernels.step(optimizer, w, *pieces, lr, when, pull)
+        else:
+            g = net.flatten(*pieces)
+            g = g if pull is None else g + pull[0] * (w - pull[1])
+            optimizer.step(w, clip_(g, self.o.clip, self.o.clip_value), lr, when)
+        if decoupled and reference is not None:
+            back = lr * self.prox * (w - reference)
+            w.sub_(back if when is None else torch.where(when, back, torch.zeros_like(back)))
         net.touched()
 
     @torch.no_grad()

@@ -2,7 +2,7 @@
 
 A small net's training step is hundreds of kernels of a few microseconds, and how many there are decides its time.
 torch's batch norm, ReLU, parts (each a batch of its own) and masks are a dozen kernels a layer; here they are one
-forward and one back, or three each way where a layer's batch is so large that many programs must share its statistics.
+forward and one back, or two each way where a layer's batch is so large that many programs must share its statistics.
 
 Memory is channels-last: a map is [positions, channels]. A part is a range of rows with statistics of its own. Batch
 norm has one part, or the parts of `apart`; group norm has a part per row and pools `G` neighbouring channels.
@@ -21,9 +21,10 @@ try:
     import triton
     import triton.language as tl
 except ImportError:  # CPU builds of torch come without it
-    triton = None
+    triton = tl = None
 
 SMALL = 16384  # positions of a part that one program per channel block takes alone
+BLOCK, TILE, EACH, SPLITS = 16, 2048, 8, 128  # larger parts: channels, entries of a tile, of a thread; most programs
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -78,20 +79,11 @@ class _Norm(torch.autograd.Function):
         moments = torch.empty(len(sizes), 4, t.channels, device=x.device)
         starts, partial = _starts(sizes, x.device), t.partial(x, 3)
 
-        def launch(phase: int, splits: int) -> None:
-            _forward[(len(sizes), t.blocks, splits)](
-                x, y, weight, bias, x if rows is None else rows, starts, partial, moments, t.area, t.channels, splits, eps,
+        for phase in t.phases:
+            _forward[(len(sizes), *t.grid)](
+                x, y, weight, bias, x if rows is None else rows, starts, partial, moments, t.area, t.channels, eps,
                 RELU=relu, ROWS=rows is not None, PHASE=phase, G=pooled, **t.tile,
             )  # fmt: skip
-
-        if t.whole:
-            launch(0, 1)
-        else:
-            launch(1, t.splits)
-            _finish[(len(sizes), t.blocks)](
-                x, starts, partial, moments, t.area, t.channels, t.splits, eps, G=pooled, BC=t.tile["BC"]
-            )
-            launch(2, t.tiles)
         ctx.save_for_backward(x, weight, bias, moments, rows)
         ctx.tiling, ctx.sizes, ctx.relu, ctx.pooled, ctx.plain = t, sizes, relu, pooled, plain
         ctx.mark_non_differentiable(moments)
@@ -110,19 +102,11 @@ class _Norm(torch.autograd.Function):
         sums = torch.empty(parts, 2, t.channels, device=x.device)
         starts, partial = _starts(ctx.sizes, x.device), t.partial(x, 2)
 
-        def launch(phase: int, splits: int) -> None:
-            _backward[(parts, t.blocks, splits)](
-                x, grad, dx, weight, bias, x if rows is None else rows, starts, partial, moments, sums,
-                t.area, t.channels, splits,
+        for phase in t.phases:
+            _backward[(parts, *t.grid)](
+                x, grad, dx, weight, bias, x if rows is None else rows, starts, partial, moments, sums, t.area, t.channels,
                 RELU=ctx.relu, ROWS=rows is not None, PHASE=phase, G=ctx.pooled, **t.tile,
             )  # fmt: skip
-
-        if t.whole:
-            launch(0, 1)
-        else:
-            launch(1, t.splits)
-            _finish_back[(parts, t.blocks)](partial, sums, t.channels, t.splits, BC=t.tile["BC"])
-            launch(2, t.tiles)
         dbias, dweight = sums[0] if parts == 1 else sums.sum(0)
         return dx, dweight.to(weight.dtype), dbias.to(bias.dtype), *none
 
@@ -134,23 +118,22 @@ class _Tiling:
         _, self.channels, height, width = x.shape
         self.area = height * width
         positions = max(sizes) * self.area
-        self.whole = positions <= SMALL
-        if self.whole:
-            block = max(pooled, 8)
+        if positions <= SMALL:
+            block, splits, each = max(pooled, 8), 1, 16
             length = (256 if positions <= 256 else 1024) * 8 // block
-        else:  # whole lines of memory
-            block = max(pooled, min(64, triton.next_power_of_2(self.channels)))
-            length = 8192 // block
-        self.blocks = triton.cdiv(self.channels, block)
-        self.tiles = triton.cdiv(positions, length)
-        self.splits = min(512, triton.cdiv(self.tiles, 2))
-        self.tile = {"BP": length, "BC": block, "num_warps": max(1, min(16, length * block // 512)) if self.whole else 8}
+        else:
+            block = max(pooled, min(BLOCK, triton.next_power_of_2(self.channels)))
+            splits = min(SPLITS, triton.next_power_of_2(triton.cdiv(positions, 8192)))
+            length = TILE // block
+            each = EACH
+        self.grid = (triton.cdiv(self.channels, block), splits)
+        self.phases = (0,) if splits == 1 else (1, 2)
+        self.tile = {"SPLITS": splits, "BP": length, "BC": block, "num_warps": max(1, min(16, length * block // each // 32))}
 
     def partial(self, x: Tensor, kinds: int) -> Tensor:
         """Room for the sums of every split, laid out [part, split, kind, channel]."""
-        if self.whole:
-            return x  # not looked at
-        return torch.empty(len(x) * self.splits * kinds * self.channels, device=x.device)
+        splits = self.grid[1]
+        return x if splits == 1 else torch.empty(len(x) * splits * kinds * self.channels, device=x.device)
 
 
 _KNOWN: dict[Any, Tensor] = {}
@@ -175,11 +158,11 @@ if triton is not None:
             return tl.reshape(tl.broadcast_to(total[:, None], (BC // G, G)), (BC,))
 
     @triton.jit
-    def _range(starts, hw, part, split, splits, BP: tl.constexpr):
+    def _range(starts, hw, part, split, SPLITS: tl.constexpr, BP: tl.constexpr):
         """This program's positions."""
         first = tl.load(starts + part) * hw
         last = tl.load(starts + part + 1) * hw
-        chunk = tl.cdiv(last - first, splits * BP) * BP
+        chunk = tl.cdiv(last - first, SPLITS * BP) * BP
         low = first + split * chunk
         return low, tl.minimum(low + chunk, last)
 
@@ -203,18 +186,14 @@ if triton is not None:
         return tl.where(tl.abs(shift) < 1e30, shift, 0.0)
 
     @triton.jit
-    def _added(partial, part, c, kind, splits, channels, KINDS: tl.constexpr, BC: tl.constexpr):
+    def _added(partial, part, c, kind, channels, KINDS: tl.constexpr, SPLITS: tl.constexpr):
         """The splits' sums of one kind, added up."""
-        total = tl.zeros([64, BC], tl.float32)
-        for s in range(0, splits, 64):
-            split = s + tl.arange(0, 64)
-            at = ((part * splits + split)[:, None] * KINDS + kind) * channels + c[None, :]
-            total += tl.load(partial + at, mask=(split < splits)[:, None] & (c < channels)[None, :], other=0.0)
-        return tl.sum(total, 0)
+        at = ((part * SPLITS + tl.arange(0, SPLITS))[:, None] * KINDS + kind) * channels + c[None, :]
+        return tl.sum(tl.load(partial + at, mask=(c < channels)[None, :], other=0.0), 0)
 
     @triton.jit
-    def _write_moments(moments, part, c, shift, one, two, count, channels, eps, G: tl.constexpr, BC: tl.constexpr):
-        """From sums around the shift: mean and 1 / deviation, which it returns, variance and count."""
+    def _moments(moments, part, split, c, shift, one, two, count, channels, eps, G: tl.constexpr, BC: tl.constexpr):
+        """From sums around the shift: mean and 1 / deviation; the first split writes all moments down."""
         n = tl.maximum(count, 1.0)
         own = tl.where(count > 0, shift + one / n, 0.0)
         spread = tl.maximum(two - one * one / n, 0.0)
@@ -222,26 +201,30 @@ if triton is not None:
         var = _pool(spread + count * (own - mean) * (own - mean), G, BC) / (n * G)
         inverse = 1.0 / tl.sqrt(var + eps)
         to = moments + part * 4 * channels + c
-        tl.store(to, mean, mask=c < channels)
-        tl.store(to + channels, var, mask=c < channels)
-        tl.store(to + 2 * channels, inverse, mask=c < channels)
-        tl.store(to + 3 * channels, count * G, mask=c < channels)
+        first = (c < channels) & (split == 0)
+        tl.store(to, mean, mask=first)
+        tl.store(to + channels, var, mask=first)
+        tl.store(to + 2 * channels, inverse, mask=first)
+        tl.store(to + 3 * channels, count * G, mask=first)
         return mean, inverse
 
-    @triton.jit(do_not_specialize=["hw", "splits"])
+    @triton.jit(do_not_specialize=["hw"])
     def _forward(
-        x, y, weight, bias, rows, starts, partial, moments, hw, channels, splits, eps,
-        RELU: tl.constexpr, ROWS: tl.constexpr, PHASE: tl.constexpr, G: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+        x, y, weight, bias, rows, starts, partial, moments, hw, channels, eps,
+        RELU: tl.constexpr, ROWS: tl.constexpr, PHASE: tl.constexpr, G: tl.constexpr, SPLITS: tl.constexpr,
+        BP: tl.constexpr, BC: tl.constexpr,
     ):  # fmt: skip
-        """PHASE 0: statistics and output; 1: the sums of this split; 2: output, the moments are there."""
+        """PHASE 0: statistics and output; 1: the sums of this split; 2: output from the splits' sums."""
         part, split = tl.program_id(0), tl.program_id(2)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
         real = c < channels
-        low, high = _range(starts, hw, part, split, splits, BP)
-        mean = tl.zeros([BC], tl.float32)
-        inverse = tl.zeros([BC], tl.float32)
-        if PHASE != 2:
-            shift = _shift(x, starts, part, c, hw, channels)
+        low, high = _range(starts, hw, part, split, SPLITS, BP)
+        shift = _shift(x, starts, part, c, hw, channels)
+        if PHASE == 2:
+            one = _added(partial, part, c, 0, channels, 3, SPLITS)
+            two = _added(partial, part, c, 1, channels, 3, SPLITS)
+            count = _added(partial, part, c, 2, channels, 3, SPLITS)
+        else:
             sums = tl.zeros([BP, BC], tl.float32)
             squares = tl.zeros([BP, BC], tl.float32)
             number = tl.zeros([BP, BC], tl.float32)
@@ -258,18 +241,13 @@ if triton is not None:
                 count = tl.sum(number, 0)
             else:
                 count = tl.zeros([BC], tl.float32) + tl.maximum(high - low, 0).to(tl.float32)
-            if PHASE == 1:
-                to = partial + (part * splits + split) * 3 * channels + c
-                tl.store(to, one, mask=real)
-                tl.store(to + channels, two, mask=real)
-                tl.store(to + 2 * channels, count, mask=real)
-            else:
-                mean, inverse = _write_moments(moments, part, c, shift, one, two, count, channels, eps, G, BC)
-        if PHASE == 2:
-            own = moments + part * 4 * channels + c
-            mean = tl.load(own, mask=real, other=0.0)
-            inverse = tl.load(own + 2 * channels, mask=real, other=0.0)
-        if PHASE != 1:
+        if PHASE == 1:
+            to = partial + (part * SPLITS + split) * 3 * channels + c
+            tl.store(to, one, mask=real)
+            tl.store(to + channels, two, mask=real)
+            tl.store(to + 2 * channels, count, mask=real)
+        else:
+            mean, inverse = _moments(moments, part, split, c, shift, one, two, count, channels, eps, G, BC)
             w = tl.load(weight + c, mask=real, other=0.0).to(tl.float32)
             b = tl.load(bias + c, mask=real, other=0.0).to(tl.float32)
             for p in range(low, high, BP):
@@ -282,35 +260,27 @@ if triton is not None:
                     out = tl.where(out < 0.0, 0.0, out)  # NaN stays
                 tl.store(y + at, out.to(y.dtype.element_ty), mask=there)
 
-    @triton.jit(do_not_specialize=["hw", "splits"])
-    def _finish(x, starts, partial, moments, hw, channels, splits, eps, G: tl.constexpr, BC: tl.constexpr):
-        part = tl.program_id(0)
-        c = tl.program_id(1) * BC + tl.arange(0, BC)
-        shift = _shift(x, starts, part, c, hw, channels)
-        one = _added(partial, part, c, 0, splits, channels, 3, BC)
-        two = _added(partial, part, c, 1, splits, channels, 3, BC)
-        count = _added(partial, part, c, 2, splits, channels, 3, BC)
-        _write_moments(moments, part, c, shift, one, two, count, channels, eps, G, BC)
-
-    @triton.jit(do_not_specialize=["hw", "splits"])
+    @triton.jit(do_not_specialize=["hw"])
     def _backward(
-        x, grad, dx, weight, bias, rows, starts, partial, moments, sums, hw, channels, splits,
-        RELU: tl.constexpr, ROWS: tl.constexpr, PHASE: tl.constexpr, G: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+        x, grad, dx, weight, bias, rows, starts, partial, moments, sums, hw, channels,
+        RELU: tl.constexpr, ROWS: tl.constexpr, PHASE: tl.constexpr, G: tl.constexpr, SPLITS: tl.constexpr,
+        BP: tl.constexpr, BC: tl.constexpr,
     ):  # fmt: skip
         """dx = (g w - mean(g w) - unit mean(g w unit)) / deviation, with g cut where ReLU was; phases as forward."""
         part, split = tl.program_id(0), tl.program_id(2)
         c = tl.program_id(1) * BC + tl.arange(0, BC)
         real = c < channels
-        low, high = _range(starts, hw, part, split, splits, BP)
+        low, high = _range(starts, hw, part, split, SPLITS, BP)
         own = moments + part * 4 * channels + c
         mean = tl.load(own, mask=real, other=0.0)
         inverse = tl.load(own + 2 * channels, mask=real, other=0.0)
         n = tl.maximum(tl.load(own + 3 * channels, mask=real, other=1.0), 1.0)
         w = tl.load(weight + c, mask=real, other=0.0).to(tl.float32)
         b = tl.load(bias + c, mask=real, other=0.0).to(tl.float32)
-        total = tl.zeros([BC], tl.float32)
-        along = tl.zeros([BC], tl.float32)
-        if PHASE != 2:
+        if PHASE == 2:
+            total = _added(partial, part, c, 0, channels, 2, SPLITS)
+            along = _added(partial, part, c, 1, channels, 2, SPLITS)
+        else:
             totals = tl.zeros([BP, BC], tl.float32)
             alongs = tl.zeros([BP, BC], tl.float32)
             for p in range(low, high, BP):
@@ -323,16 +293,14 @@ if triton is not None:
                 totals += g
                 alongs += tl.where(kept, g * unit, 0.0)
             total, along = tl.sum(totals, 0), tl.sum(alongs, 0)
-            if PHASE == 1:
-                to = partial + (part * splits + split) * 2 * channels + c
-            else:
-                to = sums + part * 2 * channels + c
+        if PHASE == 1:
+            to = partial + (part * SPLITS + split) * 2 * channels + c
             tl.store(to, total, mask=real)
             tl.store(to + channels, along, mask=real)
-        if PHASE == 2:
-            total = tl.load(sums + part * 2 * channels + c, mask=real, other=0.0)
-            along = tl.load(sums + (part * 2 + 1) * channels + c, mask=real, other=0.0)
-        if PHASE != 1:
+        else:
+            to = sums + part * 2 * channels + c
+            tl.store(to, total, mask=real & (split == 0))
+            tl.store(to + channels, along, mask=real & (split == 0))
             level = _pool(w * total, G, BC) / n
             slope = _pool(w * along, G, BC) / n
             for p in range(low, high, BP):
@@ -346,14 +314,6 @@ if triton is not None:
                 if ROWS:
                     d = tl.where(kept, d, 0.0)
                 tl.store(dx + at, d.to(dx.dtype.element_ty), mask=there)
-
-    @triton.jit(do_not_specialize=["splits"])
-    def _finish_back(partial, sums, channels, splits, BC: tl.constexpr):
-        part = tl.program_id(0)
-        c = tl.program_id(1) * BC + tl.arange(0, BC)
-        to = sums + part * 2 * channels + c
-        tl.store(to, _added(partial, part, c, 0, splits, channels, 2, BC), mask=c < channels)
-        tl.store(to + channels, _added(partial, part, c, 1, splits, channels, 2, BC), mask=c < channels)
 
     @triton.jit(do_not_specialize=["parts", "momentum"])
     def _move(
