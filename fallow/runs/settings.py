@@ -22,7 +22,7 @@ from fallow.methods.base import Method
 
 Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
-UNHASHED = {"data_dir", "device", "slots", "capture", "keep_memory", "view_memory", "checkpoint_every"}
+UNHASHED = {"data_dir", "device", "slots", "capture", "fused", "keep_memory", "view_memory", "checkpoint_every"}
 
 
 def recipes() -> dict[str, Path]:
