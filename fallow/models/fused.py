@@ -24,7 +24,9 @@ except ImportError:  # CPU builds of torch come without it
     triton = tl = None
 
 SMALL = 16384  # positions of a part that one program per channel block takes alone
-BLOCK, TILE, EACH, SPLITS = 16, 2048, 8, 128  # larger parts: channels, entries of a tile, of a thread; most programs
+ALONE = (8, 8192, 16)  # channels and entries of its tile, entries of a thread
+SHARED = (16, 2048, 8)  # the same where several programs share a block
+SPLITS = 128  # at most so many
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -118,14 +120,10 @@ class _Tiling:
         _, self.channels, height, width = x.shape
         self.area = height * width
         positions = max(sizes) * self.area
-        if positions <= SMALL:
-            block, splits, each = max(pooled, 8), 1, 16
-            length = (256 if positions <= 256 else 1024) * 8 // block
-        else:
-            block = max(pooled, min(BLOCK, triton.next_power_of_2(self.channels)))
-            splits = min(SPLITS, triton.next_power_of_2(triton.cdiv(positions, 8192)))
-            length = TILE // block
-            each = EACH
+        least, entries, each = ALONE if positions <= SMALL else SHARED
+        block = max(pooled, min(least, triton.next_power_of_2(self.channels)))
+        length = min(entries // block, max(256, triton.next_power_of_2(positions)))
+        splits = 1 if positions <= SMALL else min(SPLITS, triton.next_power_of_2(triton.cdiv(positions, 8192)))
         self.grid = (triton.cdiv(self.channels, block), splits)
         self.phases = (0,) if splits == 1 else (1, 2)
         self.tile = {"SPLITS": splits, "BP": length, "BC": block, "num_warps": max(1, min(16, length * block // each // 32))}

@@ -360,9 +360,10 @@ def _version() -> str:
 
 
 def _commit() -> str | None:
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
+    """The code's commit; a copy without its repository is told by FALLOW_COMMIT."""
+    root, told = Path(__file__).resolve().parents[2], os.environ.get("FALLOW_COMMIT")
+    if told or not (root / ".git").exists():
+        return told
     try:
         return subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10).stdout.strip() or None
     except OSError:
