@@ -21,7 +21,8 @@ GROUPS = {  # first key of each group, in the order of fallow/config.py
     "data": "Data and model",
     "labels": "Federation",
     "rounds": "Work of a round",
-    "optimizer": "Optimisers, averaging, batch norm",
+    "optimizer": "Optimisers, weights, batch norm",
+    "labeller": "Parts: labelling, averaging",
     "device": "Machine, evaluation, checkpoints",
 }
 
@@ -38,7 +39,8 @@ recipe, the command line. `config.yaml` of a run has the complete result. `fallo
 of a method, one's own (`FILE.py:Class`) too. An empty default means "none", or what the meaning says.
 
 How to write `partition` is in [federations](federations.md), views in [augmentation](augmentation.md), models in
-[models](models.md), data in [data](data.md), `device` to `checkpoint_every` in [runs](runs.md).
+[models](models.md), data in [data](data.md), `labeller` to `dma_floor` in [parts](methods/parts.md), `device` to
+`checkpoint_every` in [runs](runs.md).
 """
 
 METHODS = """## Methods

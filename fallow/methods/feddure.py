@@ -39,6 +39,7 @@ class FedDure(Method):
     paper = "Bai et al., AAAI 2024"
     keeps = "F-reg, a small net"
     scenarios = {"clients", "some"}
+    labels_how = "labels with the net in training, and its regulators judge the labels"
     readings = {
         "released": {
             "loop": "meta-pseudo", "reward_sign": "new-minus-old", "lr": 6e-4, "steps": 5, "epochs": None,

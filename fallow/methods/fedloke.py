@@ -29,6 +29,7 @@ class FedLoKe(Method):
     paper = "Zhang et al., CIKM 2023"
     keeps = "personal model"
     scenarios = {"clients", "some"}
+    labels_how = "has two models that label for each other"
     readings = {
         "paper": {
             "personal_start": "random",

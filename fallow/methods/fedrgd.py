@@ -9,12 +9,10 @@ from typing import Any, Literal
 import torch
 from pydantic import model_validator
 
-from fallow.config import Weights, key
-from fallow.methods.base import Plan, Updates
+from fallow.config import Average, Weights, key
+from fallow.methods.base import Plan
 from fallow.methods.fixmatch import Empty, FixMatch
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.grouping import GroupedOptions, Grouping
-from fallow.methods.state import State
 from fallow.models import default_norm
 
 
@@ -37,7 +35,7 @@ class FedRGD(FixMatch):
         "released": {"group_split": "ceil-blocks", "first_round_extra_step": True, "optimizer_state": "travel"},
     }
 
-    class Options(GroupedOptions, FixMatch.Options):
+    class Options(FixMatch.Options):
         objective: Literal["crl", "self-training", "supervised"] = key(
             "crl", "clients: strong views learn from weak ones, weak views from themselves, or labels only"
         )
@@ -51,6 +49,7 @@ class FedRGD(FixMatch):
         weight_decay: float = key(1e-4, "on every parameter", ge=0)
         schedule: str = key("cosine-7-16", "constant | cosine | cosine-7-16, options after commas")
         weights: Weights = key("uniform", "what a client weighs in the mean")
+        average: Average = key("grouped", "group models and their mean (Eq. 7), one mean of all (Eq. 8), or dma")
 
         @model_validator(mode="before")
         @classmethod
@@ -67,20 +66,8 @@ class FedRGD(FixMatch):
     def refuse(cls, options: Any) -> str | None:
         if options.objective == "supervised" and options.labels == "server":
             return "objective=supervised, but the clients have no labels; use labels=all"
-        return Grouping.refuse(options)
+        return None
 
-    # -- at the server -------------------------------------------------------------------------------------------------
-    def start(self, server: Any) -> None:
-        Grouping(self.o).start(server)
-
-    def down(self, server: Any, client: int) -> dict[str, Any]:
-        model: State = Grouping(self.o).down(server, client)
-        return {"model": model}
-
-    def merge(self, server: Any, updates: Updates) -> None:
-        Grouping(self.o).merge(server, updates)                                 # Eq. 7, or 8
-
-    # -- at a party ----------------------------------------------------------------------------------------------------
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
         """T full batches, from a fresh shuffled pass (and further ones) over the party's own data."""
         views = ("weak",) if self.o.objective == "self-training" else ("weak", "strong")
