@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fallow.errors import UserError, suggest
 
@@ -27,11 +27,17 @@ Reading = Literal["recommended", "paper", "released"]
 Labeller = Literal["current", "received", "local-ema"]
 Average = Literal["mean", "grouped", "dma"]
 Split = Literal["balanced", "ceil-blocks"]
+Measure = Literal["classes", "prior", "diversity", "labels"]
 
 
 def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
     """A key of the configuration: default, meaning, the paper's symbol, limits (`ge=0`, ...)."""
     return Field(default, description=meaning, json_schema_extra={"symbol": symbol} if symbol else None, **limits)
+
+
+def listed(value: Any) -> Any:
+    """`a,b` as a list, as one types it; none as an empty one."""
+    return [w.strip() for w in value.split(",") if w.strip()] if isinstance(value, str) else () if value is None else value
 
 
 class Section(BaseModel):
@@ -143,6 +149,11 @@ class Config(Section):
     eval_every: int = key(1, "rounds between evaluations", ge=1)
     eval_batch: int = key(250, "images per evaluation batch", ge=1)
     checkpoint_every: int = key(1, "rounds between checkpoints", ge=1)
+    measure: Annotated[tuple[Measure, ...], BeforeValidator(listed)] = key((), "what else to measure, a list: classes, prior, diversity, labels")
+    measure_every: int = key(1, "rounds between such measurements; the last is always measured", ge=1)
+    diversity_scale: Literal["paper", "times-n"] = key("paper", "gradient diversity as printed, or times n where squared, as FedRGD's figures")
+    diversity_scope: Literal["global", "per-group"] = key("global", "over all parties, or within each group (average=grouped) and averaged")
+    diversity_norms: bool = key(True, "norm layers' parameters count in gradient diversity")
 
     @model_validator(mode="after")
     def _counts(self) -> Config:
@@ -155,6 +166,8 @@ class Config(Section):
         _check_unlabelled(self.unlabelled_batch, self.batch)
         if self.active is not None and self.active > self.clients:
             raise ValueError(f"active={self.active:g} is more than clients={self.clients}; lower active or raise clients")
+        if self.diversity_scope == "per-group" and self.average != "grouped":
+            raise ValueError(f"diversity_scope=per-group, but average={self.average} makes no groups; use average=grouped")
         if sum(v is not None for v in (self.label_count, self.label_ratio, self.label_per_class)) > 1:
             raise ValueError("labels are counted in more than one way; give one of label_count, label_ratio and label_per_class")
         return self

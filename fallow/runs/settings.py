@@ -23,7 +23,8 @@ from fallow.methods.combining import refused
 
 Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
-UNHASHED = {"data_dir", "device", "slots", "capture", "fused", "keep_memory", "view_memory", "checkpoint_every"}
+MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
+UNHASHED = {"data_dir", "device", "slots", "capture", "fused", "keep_memory", "view_memory", "checkpoint_every"} | MEASURING
 
 
 def recipes() -> dict[str, Path]:
