@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from pydantic import model_validator
 
 from fallow.config import Average, Weights, key
 from fallow.methods.base import Plan
 from fallow.methods.fixmatch import Empty, FixMatch
+from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
 from fallow.models import default_norm
 
@@ -89,12 +89,9 @@ class FedRGD(FixMatch):
         return rounds * T + math.ceil(rounds / per_epoch)
 
     def forward(self, s: Any, b: Any) -> tuple[Any, Any, Any]:
-        """Logits of labelled, labelling and learning views; the step (Eqs. 3, 4) is FixMatch's."""
+        """The step (Eqs. 3, 4) is FixMatch's; self-training labels and learns on one view."""
         if self.o.objective == "crl" or not b.u:
             return super().forward(s, b)
-        zw = None
-        if self.o.labeller == "current":
-            with torch.no_grad():
-                zw = s.model(b.u.weak, stats="running")                         # Eq. 5: labels and learns on one view
+        z = labelling.logits(self.o, s, b.u)                                    # Eq. 5: in eval mode
         zx, zs = s.model.together(b.x.labelled, b.u.weak)
-        return zx, zw, zs
+        return zx, z, zs
