@@ -5,7 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -21,8 +21,10 @@ GROUPS = {  # first key of each group, in the order of fallow/config.py
     "data": "Data and model",
     "labels": "Federation",
     "rounds": "Work of a round",
-    "optimizer": "Optimisers, averaging, batch norm",
+    "optimizer": "Optimisers, weights, batch norm",
+    "labeller": "Parts: labelling, averaging",
     "device": "Machine, evaluation, checkpoints",
+    "measure": "Measuring",
 }
 
 HEAD = """# Keys
@@ -38,7 +40,8 @@ recipe, the command line. `config.yaml` of a run has the complete result. `fallo
 of a method, one's own (`FILE.py:Class`) too. An empty default means "none", or what the meaning says.
 
 How to write `partition` is in [federations](federations.md), views in [augmentation](augmentation.md), models in
-[models](models.md), data in [data](data.md), `device` to `checkpoint_every` in [runs](runs.md).
+[models](models.md), data in [data](data.md), `labeller` to `dma_floor` in [parts](methods/parts.md), `device` to
+`checkpoint_every` in [runs](runs.md), `measure` and what follows it in [measure](measure.md).
 """
 
 METHODS = """## Methods
@@ -132,6 +135,7 @@ def code(text: str) -> str:
 
 def takes_of(annotation: Any) -> str:
     """What a key takes, from its type."""
+    annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     words: list[str] = []
     for kind in kinds:

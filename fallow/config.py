@@ -9,10 +9,10 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fallow.errors import UserError, suggest
 
@@ -24,11 +24,20 @@ Statistics = Literal["average", "server", "static", "batch"]
 Kept = Literal["reset", "keep", "travel"]
 Weights = Literal["samples", "labelled", "uniform", "half"]
 Reading = Literal["recommended", "paper", "released"]
+Labeller = Literal["current", "received", "local-ema"]
+Average = Literal["mean", "grouped", "dma"]
+Split = Literal["balanced", "ceil-blocks"]
+Measure = Literal["classes", "prior", "diversity", "labels"]
 
 
 def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
     """A key of the configuration: default, meaning, the paper's symbol, limits (`ge=0`, ...)."""
     return Field(default, description=meaning, json_schema_extra={"symbol": symbol} if symbol else None, **limits)
+
+
+def listed(value: Any) -> Any:
+    """`a,b` as a list, as one types it; none as an empty one."""
+    return [w.strip() for w in value.split(",") if w.strip()] if isinstance(value, str) else () if value is None else value
 
 
 class Section(BaseModel):
@@ -106,6 +115,28 @@ class Config(Section):
     server_turn: Turn = key("beside", "when a server with labels trains")
     server_lr: float = key(1.0, "the server's step towards the mean", gt=0)
     server_momentum: float = key(0.0, "the server's momentum", ge=0, lt=1)
+    average_base: Literal["distributed", "trained"] = key("distributed", "server_turn=beside: what server momentum starts from")
+
+    labeller: Labeller | None = key(None, "who makes pseudo-labels: the net in training, the model as received, or a kept average (default: the method's own way)")
+    debias: bool = key(False, "divide predictions by the party's mean prediction before labelling (DPL)")
+    labeller_ema: float = key(0.7, "local-ema: what the kept labeller weighs against the received model", "mu", ge=0, le=1)
+    labeller_decay: float = key(0.999, "local-ema: decay at each step", ge=0, le=1)
+    average: Average = key("mean", "one mean by `weights`; group models and their mean; or weights that undo the classes' bias")
+    groups: int | Literal["auto"] = key("auto", "grouped: how many groups; auto: one per ten active clients, at least 2", "S")
+    group_assignment: Literal["slot", "history", "fixed"] = key(
+        "slot", "grouped: a client starts from the model of the group it is drawn into, was in last, or is in for good"
+    )
+    group_split: Split = key("balanced", "grouped: sizes differ by at most 1, or blocks of ceil(C/S) with the rest last")
+    group_models: bool = key(True, "grouped: clients start from a group's model; false: all from the mean of the groups")
+    server_copies: int = key(1, "mean, grouped: how often the server counts in a mean", ge=1)
+    dma: Literal["code", "paper-post", "paper-loop", "simplex"] = key(
+        "code", "dma: weights as released, as printed (softmax after or in the loop), or exact"
+    )
+    dma_steps: int = key(100, "dma: descent steps of the released and the printed forms", "E_aggr", ge=0)
+    dma_lr: float = key(1.0, "dma: their step size", "eta_aggr", gt=0)
+    dma_momentum: float = key(0.0, "dma: heavy-ball momentum of the printed forms", ge=0, lt=1)
+    dma_ridge: float = key(1e-8, "dma=simplex: pull towards equal weights, which makes the minimum unique", "rho", gt=0)
+    dma_floor: float = key(0.0, "dma=simplex: least weight of a client, as a share of 1/S", "f", ge=0, lt=1)
 
     device: str = key("auto", "cpu, cuda, cuda:N, or auto")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = key("auto", "auto: bf16 on CUDA, fp32 on CPU")
@@ -118,6 +149,11 @@ class Config(Section):
     eval_every: int = key(1, "rounds between evaluations", ge=1)
     eval_batch: int = key(250, "images per evaluation batch", ge=1)
     checkpoint_every: int = key(1, "rounds between checkpoints", ge=1)
+    measure: Annotated[tuple[Measure, ...], BeforeValidator(listed)] = key((), "what else to measure, a list: classes, prior, diversity, labels")
+    measure_every: int = key(1, "rounds between such measurements; the last is always measured", ge=1)
+    diversity_scale: Literal["paper", "times-n"] = key("paper", "gradient diversity as printed, or times n where squared, as FedRGD's figures")
+    diversity_scope: Literal["global", "per-group"] = key("global", "over all parties, or within each group (average=grouped) and averaged")
+    diversity_norms: bool = key(True, "norm layers' parameters count in gradient diversity")
 
     @model_validator(mode="after")
     def _counts(self) -> Config:
@@ -130,6 +166,8 @@ class Config(Section):
         _check_unlabelled(self.unlabelled_batch, self.batch)
         if self.active is not None and self.active > self.clients:
             raise ValueError(f"active={self.active:g} is more than clients={self.clients}; lower active or raise clients")
+        if self.diversity_scope == "per-group" and self.average != "grouped":
+            raise ValueError(f"diversity_scope=per-group, but average={self.average} makes no groups; use average=grouped")
         if sum(v is not None for v in (self.label_count, self.label_ratio, self.label_per_class)) > 1:
             raise ValueError("labels are counted in more than one way; give one of label_count, label_ratio and label_per_class")
         return self

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
+from fallow.config import Config
 from fallow.methods.parts import dma
 
 A = torch.tensor([(0.70, 0.10, 0.10, 0.10), (0.10, 0.60, 0.20, 0.10), (0.10, 0.20, 0.30, 0.40)], dtype=torch.float64)
@@ -47,7 +48,7 @@ FORMS = {
 
 
 def weights(P: torch.Tensor, form: str) -> torch.Tensor:
-    return dma.weights(P, dma.DMAOptions(**FORMS[form]))
+    return dma.weights(P, Config(**FORMS[form]))
 
 
 def residual(P: torch.Tensor, beta: torch.Tensor) -> float:

@@ -18,8 +18,9 @@ from fallow.data.samples import Samples
 from fallow.engine.feed import Batch, Part
 from fallow.engine.nets import NetHandle
 from fallow.engine.slot import Slot
-from fallow.methods.feddure import FedDure, FReg, multiplier
+from fallow.methods.feddure import FedDure, FReg
 from fallow.methods.parts.batching import matched, paired
+from fallow.methods.parts.meta_pseudo import multiplier
 from fallow.runs import Run, make_federation, prepare
 from fallow.runs.folder import RunFolder
 from fallow.runs.settings import Grid, recipe, resolve

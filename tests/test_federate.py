@@ -367,6 +367,20 @@ def test_save_and_load(tmp_path):
     assert path.read_bytes() == once
 
 
+@pytest.mark.parametrize("how", [{"label_count": 100}, {"label_ratio": 0.1, "label_count": None}, {"labels": "server", "label_count": 100}])
+def test_what_the_ratio_leaves_out_is_counted(tmp_path, how):
+    """The same split with all of it tells what each client had."""
+    whole, none, half = (federate(LABELS, 10, Spec(**how, unlabelled_ratio=u)) for u in (1.0, 0.0, 0.5))
+    had = [len(c.unlabelled) for c in whole.clients]
+    assert [c.unused for c in whole.clients] == [0] * len(had) and [c.unused for c in none.clients] == had
+    assert [c.unused + len(c.unlabelled) for c in half.clients] == had
+    path = tmp_path / "federation.npz"
+    half.save(path)
+    assert [c.unused for c in Federation.load(path).clients] == [c.unused for c in half.clients]
+    older = {name: array for name, array in half.arrays().items() if name != "unused"}
+    assert [c.unused for c in Federation.of(older).clients] == [0] * len(had)
+
+
 def test_damage_is_seen(tmp_path):
     path = tmp_path / "federation.npz"
     federate(LABELS, 10, Spec(label_count=100)).save(path)

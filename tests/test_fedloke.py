@@ -162,13 +162,14 @@ def test_fusion(mu, w, var):
 class Worker:
     """A party before its plan."""
 
-    def __init__(self, L, U, batch=32, steps=None, round=0):
+    def __init__(self, L, U, batch=32, steps=None, round=0, unused=0):
+        self.unused = unused
         self.labelled, self.unlabelled = Samples.of(np.arange(L), np.zeros(L, np.int64)), Samples.of(np.arange(L, L + U))
         self.batch, self.steps, self.round, self.epochs = batch, steps, round, None if steps else 1
 
 
-def plan(L, U, round=0, steps=None, **options):
-    return FedLoKe(FedLoKe.Options(**options), 10).plan(Worker(L, U, steps=steps, round=round), {})
+def plan(L, U, round=0, steps=None, unused=0, **options):
+    return FedLoKe(FedLoKe.Options(**options), 10).plan(Worker(L, U, steps=steps, round=round, unused=unused), {})
 
 
 @pytest.mark.parametrize(
@@ -192,8 +193,13 @@ def test_steps_of_a_round(n0, r, L, U, repetitions, steps):
 
 def test_clients_that_lack_something():
     assert len(plan(0, 950)) == 29, "no labels: one pass over the unlabelled set"
-    assert len(plan(50, 0)) == 1 and len(plan(10, 0)) == 1, "no unlabelled data: one pass over the labels"
-    assert len(plan(50, 0, steps=29)) == 29, "Fig. 7 at u = 0"
+    assert len(plan(50, 0)) == 1 and len(plan(10, 0)) == 1, "no unlabelled data at all: one pass over the labels"
+    for L, unused, steps in ((50, 950, 29), (10, 990, 30), (100, 900, 27), (73, 1392, 42)):
+        for schedule in ("resample", "epoch"):
+            made = plan(L, 0, unused=unused, unlabelled_schedule=schedule)
+            assert len(made) == steps, "Fig. 7 at u = 0: as many steps as with the data that is left out"
+            assert not any(segment.streams["u"] for segment in made.segments)
+    assert len(plan(50, 0, steps=3, unused=950)) == 3
     assert len(plan(0, 0)) == 0
     assert len(plan(50, 20)) == 1 and len(plan(100, 60)) == 1, "the released code would make no step"
     assert len(plan(50, 190)) == 5
@@ -304,6 +310,14 @@ def test_labels_only_one_pass_over_bn(tmp_path):
     fed.round(0)
     counts = {int(t) for n, t in fed.server.model.tensors().items() if n.endswith("num_batches_tracked")}
     assert counts == {2}, "one statistics update in each of two steps"
+
+
+def test_labels_only_makes_the_steps_of_the_data_left_out(tmp_path):
+    """1500 digits over 4 clients: 375 each, 20 labelled, so (355 // 16) // (20 // 16) = 22 steps (12.3, U = 0)."""
+    fed = federated(tmp_path, norm="bn", unlabelled_ratio=0.0, active=1, steps=None, epochs=1)
+    fed.round(0)
+    counts = {int(t) for n, t in fed.server.model.tensors().items() if n.endswith("num_batches_tracked")}
+    assert counts == {22}
 
 
 def test_ablations_by_their_weights_and_starts(tmp_path):

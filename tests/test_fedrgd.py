@@ -135,7 +135,7 @@ class Hub(dict):
     def model(self):
         return self["model"]
 
-    def move(self, target):
+    def move(self, target, base=None):
         self["model"] = target
 
 

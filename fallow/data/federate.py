@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,7 @@ class Hands:
     server: Ints
     tries: int = 1
     names: tuple[str, ...] | None = None
+    unused: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,7 @@ def share_unlabelled(job: Job, hands: Hands, pool: Ints, mixes: Any = None) -> N
     for client, part in zip(places, split.parts):
         used = np.sort(rng.permutation(len(part))[: truncated(job.spec.unlabelled_ratio, len(part))])
         hands.unlabelled[client] = part[used]
+        hands.unused[int(client)] = len(part) - len(used)
         hands.dropped.append(np.delete(part, used))
     hands.dropped.append(split.dropped)
     hands.tries = max(hands.tries, split.tries)
@@ -266,6 +268,7 @@ def joint_hands(job: Job, parts: list[Ints], keep_order: bool) -> Hands:
         labelled, unlabelled, surplus = (part[np.sort(x) if keep_order else x] for x in lists)
         hands.labelled.append(labelled)
         hands.unlabelled.append(unlabelled)
+        hands.unused[i] = len(surplus)
         hands.dropped.append(surplus)
     return hands
 
@@ -330,7 +333,8 @@ def assemble(job: Job, hands: Hands) -> Federation:
     spec = job.spec
     if spec.labelled_as_unlabelled:
         hands.unlabelled = [np.concatenate(both) for both in zip(hands.labelled, hands.unlabelled)]
-    clients = tuple(Holding(x, u) for x, u in zip(hands.labelled, hands.unlabelled))
+    held = zip(hands.labelled, hands.unlabelled)
+    clients = tuple(Holding(x, u, hands.unused.get(i, 0)) for i, (x, u) in enumerate(held))
     about = {
         **asdict(spec),
         "clients": len(clients),

@@ -27,6 +27,7 @@ class Holding:
 
     labelled: Ints
     unlabelled: Ints
+    unused: int = 0  # unlabelled samples of its own that `unlabelled_ratio` leaves out
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,7 @@ class Federation:
             "dropped": self.dropped,
             **_packed("labelled", [client.labelled for client in self.clients]),
             **_packed("unlabelled", [client.unlabelled for client in self.clients]),
+            "unused": np.array([client.unused for client in self.clients], np.int64),
             "about": np.frombuffer(json.dumps(self._about()).encode(), np.uint8),
         }
 
@@ -78,8 +80,9 @@ class Federation:
     def of(arrays: Mapping[str, Any]) -> Federation:
         """What `arrays` gave; ValueError where its fingerprint does not agree."""
         about = json.loads(arrays["about"].tobytes())
-        sides = zip(_unpacked(arrays, "labelled"), _unpacked(arrays, "unlabelled"), strict=True)
-        clients = tuple(Holding(labelled, unlabelled) for labelled, unlabelled in sides)
+        labelled, unlabelled = _unpacked(arrays, "labelled"), _unpacked(arrays, "unlabelled")
+        unused = arrays["unused"].tolist() if "unused" in arrays else [0] * len(labelled)  # older files have none
+        clients = tuple(Holding(*held) for held in zip(labelled, unlabelled, unused, strict=True))
         server, names = Holding(arrays["server"], EMPTY), tuple(about["names"])
         federation = Federation(server, clients, arrays["dropped"], names, about["spec"], about["tries"])
         if federation.fingerprint != about["fingerprint"] or len(names) != len(clients):

@@ -58,6 +58,7 @@ class Party:
         holding = world.federation.server if self.is_server else world.federation.clients[job.party]
         self.labelled = Samples.of(holding.labelled, world.labels[holding.labelled])
         self.unlabelled = Samples.of(holding.unlabelled)
+        self.unused = holding.unused  # how many unlabelled samples `unlabelled_ratio` leaves out
         self.made = 0
         self._predictions = 0
 
@@ -138,28 +139,28 @@ def work(world: World, slot: Slot, job: Job) -> Iterator[feed.Step | torch.cuda.
     Where a host read must wait for the device, an event is yielded first, so that other slots can go on meanwhile.
     """
     method = world.method
-    slot.load(*_start(world, job))
+    slot.load(*start_of(world, job))
     party = Party(world, slot, job)
-    _begin_calls(slot, party.key("begin"))
+    begin_calls(slot, party.key("begin"))
     found, wait = _read_back(method.begin(party))
     if wait is not None:
         yield wait
     plan = method.plan(party, {k: v.numpy() if isinstance(v, Tensor) and v.device.type == "cpu" else v for k, v in found.items()})
-    for step in feed.steps(world, plan, party.key("plan"), lambda *a: _numbers(world, party, *a)):
+    for step in feed.steps(world, plan, party.key("plan"), lambda *a: numbers(world, party, *a)):
         party.made += 1
         yield step
-    _begin_calls(slot, party.key("end"))
+    begin_calls(slot, party.key("end"))
     return _finish(world, slot, party)  # type: ignore[return-value]
 
 
-def _begin_calls(slot: Slot, key: int) -> None:
+def begin_calls(slot: Slot, key: int) -> None:
     """Dropout in calls outside of steps is the party's own, not what the slot's last party left."""
     for net in slot.nets.values():
         net.begin_step()
         net.modes.key.fill_(key)
 
 
-def _start(world: World, job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]], float]:
+def start_of(world: World, job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]], float]:
     """What the slot is filled with: the client's record if kept, else the message, else fresh weights."""
     things: dict[str, Any] = {}
     for name, spec in world.held.items():
@@ -190,7 +191,7 @@ def _read_back(found: dict[str, Any]) -> tuple[dict[str, Any], torch.cuda.Event 
     return found | host, event
 
 
-def _numbers(world: World, party: Party, made: int, length: int, total: int, given: Any) -> dict[str, Tensor]:
+def numbers(world: World, party: Party, made: int, length: int, total: int, given: Any) -> dict[str, Tensor]:
     """The engine's own columns: a learning rate per trained net and step, and the key of dropout."""
     o = world.options
     schedule = Schedule.parse(o.schedule)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fallow.engine.keep import Keep
+from fallow.engine.measuring import Measuring
 from fallow.engine.pack import size
 from fallow.engine.party import LARGE, SERVER, Job, Outcome, Tally
 from fallow.engine.schedule import Schedule
@@ -43,6 +44,8 @@ class Federated:
         self.whole = True  # false if a failure left kept records of a round that is not in effect
         self.finishing: Callable[[], None] = lambda: None  # called when a round begins to take effect
         self._inference = world.net()
+        self.measuring = Measuring(self)
+        self._tested: tuple[State, torch.Tensor] | None = None
 
     def _travels(self, state: State) -> State:
         """A model without what the policy for statistics never sends."""
@@ -64,7 +67,7 @@ class Federated:
 
     def _round(self, number: int) -> dict[str, Any]:
         server, turn = self.server, self.o.server_turn if self.server_trains else ""
-        self.seconds, server.logs, tally = {}, {}, Tally()
+        self.seconds, server.logs, tally, self._tested = {}, {}, Tally(), None
         server.draw(number)
         last = number + 1 == self.o.rounds
         if turn.startswith("before"):
@@ -85,7 +88,11 @@ class Federated:
         if turn.endswith("+last") and last:
             self._turn(tally, again=True)
         row = {"round": number + 1} | self._evaluated(number, last)
-        row |= self._metrics(number, jobs, updates, tally)
+        measured: dict[str, Any] = {}
+        if self.measuring.due(number):
+            with self._phase("measure"):
+                measured = self.measuring.row(jobs, outcomes)
+        row |= self._metrics(number, jobs, updates, tally) | measured
         self.finishing()
         self.whole = False
         self.keep.write({o.party: o.record for o in outcomes if o.party != SERVER}, number + 1)
@@ -168,9 +175,9 @@ class Federated:
             return float(len(np.union1d(holding.labelled, holding.unlabelled)))
         return float(len(holding.labelled)) if self.o.weights == "labelled" else 1.0
 
-    def model(self) -> State:
-        """The model as it is to be used, with statistics where a policy makes them."""
-        return self._with_statistics(self.server.model)
+    def model(self, state: State | None = None) -> State:
+        """The server's model, or another, as it is to be used: with statistics where a policy makes them."""
+        return self._with_statistics(self.server.model if state is None else state)
 
     # -- statistics, evaluation, metrics -------------------------------------------------------------------------------
     def _with_statistics(self, thing: Any = None, made: dict[int, State] | None = None) -> Any:
@@ -196,16 +203,23 @@ class Federated:
             return self.evaluate(self.server.model)
 
     @torch.no_grad()
+    def test_logits(self, state: State) -> torch.Tensor:
+        """Logits of the whole test set, in file order; those of the model last tested are still there."""
+        if self._tested is None or self._tested[0] is not state:
+            w = self.world
+            self._inference.load(state)
+            fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
+            call = self._inference.replayed("running")
+            logits = self.executor.infer(lambda a, b: call(w.test_batch(a, b)).clone(), len(w.test_labels), fixed)
+            self._tested = state, logits
+        return self._tested[1]
+
     def evaluate(self, state: State) -> dict[str, float]:
-        """Accuracy and loss on the whole test set, in file order."""
-        w, net = self.world, self._inference
-        net.load(state)
-        fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
-        call = net.replayed("running")
-        logits = self.executor.infer(lambda a, b: call(w.test_batch(a, b)).clone(), len(w.test_labels), fixed)
-        right = (logits.argmax(1) == w.test_labels).double().mean()
-        loss = F.cross_entropy(logits.double(), w.test_labels)
-        return {"accuracy": float(right), "test_loss": float(loss)}
+        """Accuracy and loss on the whole test set."""
+        self._tested = None
+        logits, labels = self.test_logits(state), self.world.test_labels
+        right = (logits.argmax(1) == labels).double().mean()
+        return {"accuracy": float(right), "test_loss": float(F.cross_entropy(logits.double(), labels))}
 
     def _metrics(self, number: int, jobs: list[Job], updates: Updates, tally: Tally) -> dict[str, Any]:
         means = tally.means()

@@ -23,7 +23,7 @@ DEFINITIONS = tuple(f"{of}/{who}/{form}" for of in ("gradient", "update") for wh
 """The 16 names, such as `update/users/l2-squared`."""
 
 
-def diversity(vectors: Sequence[Tensor] | Tensor, form: str = "l2-squared", scale: Scale = "paper") -> float:
+def diversity(vectors: Sequence[Tensor], form: str = "l2-squared", scale: Scale = "paper") -> float:
     """Delta of some vectors; nan if all are zero, inf if only their sum is.
 
     `times-n` is mean ||v||^a / ||mean v||^a, which the released code plots: Delta where a = 1, n Delta where a = 2.
@@ -32,10 +32,10 @@ def diversity(vectors: Sequence[Tensor] | Tensor, form: str = "l2-squared", scal
     1.0
     """
     p, a = FORMS[form]
-    v = torch.stack([x.detach().reshape(-1).double() for x in vectors])
-    over = (torch.linalg.vector_norm(v, p, dim=1) ** a).sum()
-    under = torch.linalg.vector_norm(v.sum(0), p) ** a
-    return float(over / under) * (len(v) ** (a - 1) if scale == "times-n" else 1)
+    norm = lambda v: torch.linalg.vector_norm(v, p) ** a
+    over = sum(norm(v.detach().double()) for v in vectors)
+    under = norm(sum(v.detach().double() for v in vectors))  # one after the other: many models need not fit at once
+    return float(over / under) * (len(vectors) ** (a - 1) if scale == "times-n" else 1)
 
 
 def per_group(groups: Sequence[Sequence[Tensor]], form: str = "l2-squared") -> float:

@@ -6,14 +6,16 @@ randomness, transport, checkpoints) is not. Each hook has a default, and FedAvg 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
 from fallow.config import Config
-from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.averaging import Averager
+from fallow.methods.parts.dma import DMA
+from fallow.methods.parts.grouping import Grouping
 from fallow.methods.parts.losses import cross_entropy
 from fallow.methods.plan import Plan
 from fallow.methods.state import State
@@ -21,6 +23,7 @@ from fallow.methods.state import State
 __all__ = ["Method", "Net", "Plan", "State", "Update", "Updates", "Value"]
 
 Make = Callable[..., nn.Module]
+AVERAGERS: dict[str, type[Averager]] = {"mean": Averager, "grouped": Grouping, "dma": DMA}
 
 
 @dataclass(frozen=True)
@@ -82,15 +85,18 @@ class Method:
     Options: TypeAlias = Config
     scenarios: frozenset[str] | set[str] = frozenset({"server", "clients", "some", "all"})
     readings: dict[str, dict[str, Any]] = {}
+    labellers: frozenset[str] | set[str] = frozenset()  # values of `labeller` that it honours; none: `debias` neither
+    labels_how = "labels in its own way, or not at all"  # why others are refused, after the method's name
     captured = True
     paper = ""  # one line for `fallow list methods`
     keeps = "-"  # what a client keeps between rounds, in words
     sends = "model"  # what travels, in words
     o: Any  # the options
     classes: int
+    averager: Averager  # what the key `average` says
 
     def __init__(self, options: Config, classes: int):
-        self.__dict__.update(o=options, classes=classes)
+        self.__dict__.update(o=options, classes=classes, averager=AVERAGERS[options.average](options))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"a method never changes; {name!r} belongs into a held thing, a column or server[...]")
@@ -110,10 +116,10 @@ class Method:
         return {"model": Net()}
 
     def start(self, server: Any) -> None:
-        return None
+        self.averager.start(server)
 
     def down(self, server: Any, client: int) -> dict[str, State | Tensor]:
-        return {"model": server.model}
+        return {"model": self.averager.down(server, client)}
 
     def begin(self, party: Any) -> dict[str, Any]:
         return {}
@@ -132,13 +138,7 @@ class Method:
         s.log(loss=loss)
 
     def end(self, party: Any) -> Update | None:
-        return Update(model=party.model.state) if party.made else None
+        return Update(model=party.model.state, **self.averager.end(party)) if party.made else None
 
     def merge(self, server: Any, updates: Updates) -> None:
-        server.move(mean(updates))
-
-
-def weights_of(updates: Sequence[Update]) -> list[float]:
-    """Normalised weights of some updates."""
-    total = sum(u.weight for u in updates)
-    return [u.weight / total for u in updates]
+        self.averager.merge(server, updates)

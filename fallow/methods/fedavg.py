@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fallow.config import Weights, key
 from fallow.methods.base import Method
 
@@ -13,9 +15,16 @@ class FedAvg(Method):
     """
 
     paper = "McMahan et al., AISTATS 2017"
+    labels_how = "makes no pseudo-labels"
 
     class Options(Method.Options):
         weights: Weights = key("labelled", "what a client weighs in the mean")
+
+    @classmethod
+    def refuse(cls, options: Any) -> str | None:
+        if options.labels == "server" and options.average != "mean":
+            return f"{options.method} with labels=server trains the server alone, so average={options.average} has nothing to weigh; leave average out"
+        return None
 
 
 class FedProx(FedAvg):

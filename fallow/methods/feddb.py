@@ -6,11 +6,10 @@ from typing import Any, Literal
 
 import torch
 
-from fallow.config import Kept, Statistics, Weights, key
-from fallow.methods.base import Method, Net, Plan, Update, Updates, Value
-from fallow.methods.parts import dma
-from fallow.methods.parts.averaging import mean
-from fallow.methods.parts.labelling import cuts, debiased, hard, mean_prediction, weak_logits
+from fallow.config import Average, Kept, Labeller, Statistics, Weights, key
+from fallow.methods.base import Method, Net, Plan, Update, Value
+from fallow.methods.parts.dma import mean_prediction
+from fallow.methods.parts.labelling import cuts, debiased, hard, weak_logits
 from fallow.methods.parts.losses import Reduction, cross_entropy
 
 PAD = 64  # whole sets are filled up to a multiple of this, so that few batch sizes occur
@@ -26,6 +25,8 @@ class FedDB(Method):
     keeps = "optimiser state"
     sends = "parameters; up also the mean prediction"
     scenarios = {"clients", "some"}
+    labellers = {"received"}
+    labels_how = "labels once a round with the model it receives (Algorithm 3)"
     readings = {
         "paper": {
             "dma": "paper-loop", "app_u_over": "all", "reduction": "all", "empty_mask": "full-batch", "optimizer_state": "reset",
@@ -34,12 +35,13 @@ class FedDB(Method):
         "released": {},
     }  # fmt: skip
 
-    class Options(dma.DMAOptions):
+    class Options(Method.Options):
         threshold: float = key(0.95, "confidence a debiased pseudo-label needs", "tau", ge=0)
         weight: float = key(1.0, "of the unlabelled loss", "lambda", ge=0)
         reduction: Reduction = key("selected", "unlabelled loss: over the accepted, or over all unlabelled samples")
+        labeller: Labeller = key("received", "who labels: the model as received")
         debias: bool = key(True, "divide predictions by the client's mean prediction before labelling (DPL)")
-        average: Literal["dma", "mean"] = key("dma", "debiased averaging, or the plain mean by `weights`")
+        average: Average = key("dma", "debiased averaging, or the plain mean by `weights`, or grouped")
         app_u_momentum: float = key(0.5, "of the mean prediction over the steps of a round", "gamma", ge=0, le=1)
         app_u_over: Literal["accepted", "all"] = key("accepted", "samples it is refreshed with at each step")
         app_u_order: Literal["stored", "shuffled"] = key("stored", "order in which samples make up its batches of 250")
@@ -73,7 +75,7 @@ class FedDB(Method):
         full = {"pad": PAD if B is None else 1}
         plan = Plan(x=x.batches(B, "labelled", **full), u=accepted.batches(B, "weak", "strong", **full, **work),
                     share=len(accepted) / len(party.unlabelled))  # fmt: skip
-        if self.o.app_u_over == "accepted" or self.o.average == "mean":
+        if self.o.app_u_over == "accepted" or self.o.average != "dma":
             return plan
         shuffle = self.o.app_u_order == "shuffled"
         return plan.having(every=party.unlabelled.batches(None, "weak", shuffle=shuffle, pad=1 if shuffle else PAD))
@@ -101,13 +103,5 @@ class FedDB(Method):
         s.prior.lerp_(new, 1 - self.o.app_u_momentum)
 
     def end(self, party: Any) -> Update:
-        own = {"prior": party.prior} if self.o.average == "dma" else {}
-        return Update(model=party.model.state, **own)
-
-    def merge(self, server: Any, updates: Updates) -> None:
-        if self.o.average == "mean":
-            return super().merge(server, updates)
-        P = torch.stack([u["prior"] for u in updates])
-        beta = dma.weights(P, self.o)                                                   # Eq. 16, Algorithm 2
-        server.move(mean(updates, weights=beta))                                        # Eq. 17
-        dma.report(server, P, beta)
+        """A client that made no step counts as any other; DMA sends the mean prediction and goes by it (Eqs. 16, 17)."""
+        return Update(model=party.model.state, **self.averager.end(party))

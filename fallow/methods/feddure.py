@@ -1,20 +1,19 @@
-"""FedDure: two regulators weigh pseudo-labels; and the loop its authors released."""
+"""FedDure: two regulators weigh pseudo-labels."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fallow.config import Kept, Statistics, Weights, key
-from fallow.methods.base import Method, Net, Plan, Value
+from fallow.config import key
+from fallow.methods.base import Net, Plan, Value
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.labelling import hard
-from fallow.methods.parts.losses import ce, cross_entropy, masked_mean
+from fallow.methods.parts.losses import ce, cross_entropy
+from fallow.methods.parts.meta_pseudo import MetaPseudo
 
 Flow = Literal["through", "detach"]
 
@@ -30,15 +29,17 @@ class FReg(nn.Module):
         return self.outer(self.inner(q).relu()).sigmoid().squeeze(1)
 
 
-class FedDure(Method):
+class FedDure(MetaPseudo):
     """C-reg rewards pseudo-labels that help on labelled data, F-reg weighs each.  Bai et al., AAAI 2024.
 
-    theta is `model`, phi is `creg` (a copy of the received model, thrown away), w is `freg` (stays with the client).
+    theta is `model`, phi is `creg` (a copy of the received model, thrown away), w is `freg` (stays with the client). The
+    authors' code has another loop, without F-reg: parts/meta_pseudo.py.
     """
 
     paper = "Bai et al., AAAI 2024"
     keeps = "F-reg, a small net"
     scenarios = {"clients", "some"}
+    labels_how = "labels with the net in training, and its regulators judge the labels"
     readings = {
         "released": {
             "loop": "meta-pseudo", "reward_sign": "new-minus-old", "lr": 6e-4, "steps": 5, "epochs": None,
@@ -46,11 +47,9 @@ class FedDure(Method):
         },
     }  # fmt: skip
 
-    class Options(Method.Options):
+    class Options(MetaPseudo.Options):
         loop: Literal["regulators", "meta-pseudo"] = key("regulators", "local steps: Eqs. 1-10, or the released code's")
-        creg: bool = key(True, "C-reg and its reward (off: Table 2's w/o C-reg)")
         freg: Literal["regulator", "threshold"] = key("regulator", "what weighs a label: F-reg, or a threshold")
-        reward_sign: Literal["old-minus-new", "new-minus-old"] = key("old-minus-new", "what C-reg's reward is", "d")
         creg_weight_grad_virtual: Flow = key("through", "virtual step: gradient through F-reg's weights, or not")
         creg_weight_grad_real: Flow = key("through", "C-reg's step: gradient through F-reg's weights, or not")
         virtual_lr: float = key(5e-4, "rate of the virtual step (plain SGD)", "eta_s", ge=0)
@@ -61,20 +60,10 @@ class FedDure(Method):
         freg_init: Literal["client", "shared"] = key("client", "F-reg's first weights: one draw per client, or for all")
         freg_optimizer_state: Literal["reset", "keep"] = key("reset", "F-reg's optimiser: new each round, or kept")
         freg_lr: float | None = key(None, "F-reg's learning rate (default: lr)", "eta_w", gt=0)
-        threshold: float = key(0.6, "confidence a pseudo-label needs (freg=threshold, loop=meta-pseudo)", "tau", ge=0)
-        weight: float = key(8.0, "of the soft loss at the end of its ramp (loop=meta-pseudo)", "lambda", ge=0)
-        ramp: int = key(20, "steps of that ramp, from 0 in each round", "uda_steps", ge=1)
-        warm_steps: int = key(5, "labelled steps before the main ones (loop=meta-pseudo)", "fine_tune_steps", ge=0)
-        lr_warmup: int = key(10, "steps in which lr grows, from 0 in each round (loop=meta-pseudo)", ge=0)
-        creg_wait: int = key(2, "main steps before C-reg's lr leaves 0 (loop=meta-pseudo)", ge=0)
-
         batch: int | Literal["full"] = key(10, "labelled batch", "B")
         unlabelled_batch: int | str = key("match-steps:floor", "unlabelled batch: a count, or a mode")
         optimizer: Literal["sgd", "adam"] = key("adam", "local optimiser")
         lr: float = key(5e-4, "local learning rate", "eta", gt=0)
-        optimizer_state: Kept = key("reset", "local optimiser state: new each round, kept at the client, or travelling")
-        weights: Weights = key("samples", "what a client weighs in the mean")
-        statistics: Statistics = key("average", "batch norm's running statistics: who makes them")
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:
@@ -92,27 +81,17 @@ class FedDure(Method):
         if o.creg:
             nets["creg"] = Net(start="model", optimizer="reset", autocast=False)
         if self.has_freg:
-            nets["freg"] = Net(
-                partial(FReg, hidden=o.freg_hidden), start="random" if o.freg_init == "client" else "initial",
-                keep=o.freg_state == "client", optimizer=o.freg_optimizer_state, autocast=False,
-            )  # fmt: skip
+            start, stays = "random" if o.freg_init == "client" else "initial", o.freg_state == "client"
+            make = partial(FReg, hidden=o.freg_hidden)
+            nets["freg"] = Net(make, start, keep=stays, optimizer=o.freg_optimizer_state, autocast=False)
         return nets
 
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
-        o = self.o
         x, u = paired(party, "labelled", ("weak", "strong"))
-        if o.loop == "regulators":
-            return Plan(x=x, u=u, lr=None if o.freg_lr is None else {"freg": o.freg_lr})
-        main, warm = Plan(self.meta_pseudo, x=x, u=u), o.warm_steps
-        rate = lambda s, wait=0: o.lr * multiplier(s, len(main), o.lr_warmup, wait)
-        first = {"x": replace(x, steps=warm, epochs=None), "u": replace(u, steps=warm, epochs=None)} if x else {}
-        steps = range(len(main))
-        return Plan(self.warm, **first, lr=[rate(s) for s in range(warm)]) + main.having(
-            lr={"model": [rate(warm + s) for s in steps], "creg": [rate(s, o.creg_wait) for s in steps]},
-            ramp=[o.weight * min(1, (s + 1) / o.ramp) for s in steps],
-        )
+        if self.o.loop == "meta-pseudo":
+            return self.warm_and_main(x, u)
+        return Plan(x=x, u=u, lr=None if self.o.freg_lr is None else {"freg": self.o.freg_lr})
 
-    # -- the paper: one local iteration ------------------------------------------------------------------------------
     def step(self, s: Any, b: Any) -> None:
         zs, zw, zt = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
         loss, sure = cross_entropy(zs, b.x.y) if b.x else 0.0, None                         # Eq. 9
@@ -156,42 +135,3 @@ class FedDure(Method):
         g = s.gradient(self.weighted(s, a, l, self.o.creg_weight_grad_virtual), net, create_graph=True)
         minus = {k: p - self.o.virtual_lr * g[k] for k, p in net.weights.items()}           # Eq. 4
         s.descend(cross_entropy(net(b.x.labelled, weights=minus, stats="batch"), b.x.y), s.freg, retain=True)  # Eq. 5
-
-    def reward(self, s: Any, b: Any, loss: Tensor) -> Tensor:
-        """d: C-reg takes a step on `loss`; what that changed on labelled data."""
-        with torch.no_grad():
-            old = cross_entropy(s.creg(b.x.labelled, stats="batch"), b.x.y)
-        s.descend(loss, s.creg)                                                             # Eq. 2
-        with torch.no_grad():
-            new = cross_entropy(s.creg(b.x.labelled, stats="batch"), b.x.y)
-        return old - new if self.o.reward_sign == "old-minus-new" else new - old            # Eq. 3
-
-    # -- the released code: a warm phase, then Meta Pseudo Labels with a soft loss (14.2.6) ----------------------------
-    def warm(self, s: Any, b: Any) -> None:
-        """The labelled loss; the unlabelled views are there for batch norm."""
-        zs, _, _ = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
-        loss = cross_entropy(zs, b.x.y)
-        s.descend(loss, s.model)
-        s.log(loss=loss)
-
-    def meta_pseudo(self, s: Any, b: Any) -> None:
-        zs, zw, zt = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
-        loss, sure = cross_entropy(zs, b.x.y) if b.x else 0.0, None
-        if b.u:
-            yhat, sure = hard(zw.detach(), self.o.threshold)
-            loss = loss + b.ramp * masked_mean(ce(zt, zw.detach().softmax(1)), sure)
-            if b.x and self.o.creg:
-                dot = self.reward(s, b, cross_entropy(s.creg(b.u.weak, stats="batch"), yhat))
-                loss = loss + dot * cross_entropy(zt, zt.detach().argmax(1))
-                s.log(reward=dot)
-            s.judge(b.u, yhat, sure)
-        s.descend(loss, s.model, when=None if b.x or sure is None else sure.any())
-        s.log(loss=loss)
-
-
-def multiplier(step: int, total: int, warmup: int, wait: int = 0) -> float:
-    """The released schedule, anew in each round: 0 while waiting, a straight line, then a cosine (14.7)."""
-    late = step - warmup - wait
-    if late < 0:
-        return 0.0 if step < wait else step / (warmup + wait)
-    return max(0.0, 0.5 * (1 + math.cos(math.pi * late / max(1, total - warmup - wait))))

@@ -29,6 +29,7 @@ class FedLoKe(Method):
     paper = "Zhang et al., CIKM 2023"
     keeps = "personal model"
     scenarios = {"clients", "some"}
+    labels_how = "has two models that label for each other"
     readings = {
         "paper": {
             "personal_start": "random",
@@ -91,11 +92,9 @@ class FedLoKe(Method):
 
         if party.steps:
             return some({"steps": party.steps}, {"steps": party.steps})
-        if not L or not U:
-            return some({"epochs": E}, {"epochs": E})
-        if self.o.unlabelled_schedule == "epoch":
+        if not L or (U and self.o.unlabelled_schedule == "epoch"):
             return some({}, {"epochs": E})
-        repetitions = max(1, U // B // max(1, L // B))                                                     # E1
+        repetitions = max(1, (U or party.unused) // B // max(1, L // B))                                   # E1
         once = {"epochs": 1}
         return sum((some(once, once) for _ in range(math.ceil(repetitions * E - 1e-9))), Plan())
 

@@ -6,15 +6,13 @@ import math
 from dataclasses import replace
 from typing import Any, Literal
 
-import torch
 from pydantic import model_validator
 
-from fallow.config import Weights, key
-from fallow.methods.base import Plan, Updates
+from fallow.config import Average, Weights, key
+from fallow.methods.base import Plan
 from fallow.methods.fixmatch import Empty, FixMatch
+from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.grouping import GroupedOptions, Grouping
-from fallow.methods.state import State
 from fallow.models import default_norm
 
 
@@ -37,7 +35,7 @@ class FedRGD(FixMatch):
         "released": {"group_split": "ceil-blocks", "first_round_extra_step": True, "optimizer_state": "travel"},
     }
 
-    class Options(GroupedOptions, FixMatch.Options):
+    class Options(FixMatch.Options):
         objective: Literal["crl", "self-training", "supervised"] = key(
             "crl", "clients: strong views learn from weak ones, weak views from themselves, or labels only"
         )
@@ -51,6 +49,7 @@ class FedRGD(FixMatch):
         weight_decay: float = key(1e-4, "on every parameter", ge=0)
         schedule: str = key("cosine-7-16", "constant | cosine | cosine-7-16, options after commas")
         weights: Weights = key("uniform", "what a client weighs in the mean")
+        average: Average = key("grouped", "group models and their mean (Eq. 7), one mean of all (Eq. 8), or dma")
 
         @model_validator(mode="before")
         @classmethod
@@ -67,20 +66,8 @@ class FedRGD(FixMatch):
     def refuse(cls, options: Any) -> str | None:
         if options.objective == "supervised" and options.labels == "server":
             return "objective=supervised, but the clients have no labels; use labels=all"
-        return Grouping.refuse(options)
+        return None
 
-    # -- at the server -------------------------------------------------------------------------------------------------
-    def start(self, server: Any) -> None:
-        Grouping(self.o).start(server)
-
-    def down(self, server: Any, client: int) -> dict[str, Any]:
-        model: State = Grouping(self.o).down(server, client)
-        return {"model": model}
-
-    def merge(self, server: Any, updates: Updates) -> None:
-        Grouping(self.o).merge(server, updates)                                 # Eq. 7, or 8
-
-    # -- at a party ----------------------------------------------------------------------------------------------------
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
         """T full batches, from a fresh shuffled pass (and further ones) over the party's own data."""
         views = ("weak",) if self.o.objective == "self-training" else ("weak", "strong")
@@ -102,12 +89,9 @@ class FedRGD(FixMatch):
         return rounds * T + math.ceil(rounds / per_epoch)
 
     def forward(self, s: Any, b: Any) -> tuple[Any, Any, Any]:
-        """Logits of labelled, labelling and learning views; the step (Eqs. 3, 4) is FixMatch's."""
+        """The step (Eqs. 3, 4) is FixMatch's; self-training labels and learns on one view."""
         if self.o.objective == "crl" or not b.u:
             return super().forward(s, b)
-        zw = None
-        if self.o.labeller == "current":
-            with torch.no_grad():
-                zw = s.model(b.u.weak, stats="running")                         # Eq. 5: labels and learns on one view
+        z = labelling.logits(self.o, s, b.u)                                    # Eq. 5: in eval mode
         zx, zs = s.model.together(b.x.labelled, b.u.weak)
-        return zx, zw, zs
+        return zx, z, zs

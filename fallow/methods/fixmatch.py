@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fallow.config import key
+from fallow.config import Labeller, key
 from fallow.methods.base import Method, Net, Plan, Value
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
@@ -21,13 +21,19 @@ class FixMatch(Method):
 
     paper = "Sohn et al., NeurIPS 2020"
     scenarios = {"server", "clients", "some"}
+    labellers = labelling.ALL
 
-    class Options(labelling.LabellerOptions):
+    class Options(Method.Options):
+        labeller: Labeller = key("current", "who labels: the net in training, the model as received, or a kept average")
         threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
         weight: float = key(1.0, "of the unlabelled loss", "lambda_u", ge=0)
         reduction: Reduction = key("all", "unlabelled loss: mean over the batch, or over the accepted")
         empty_step: Empty = key("skip", "a party without labels and nothing accepted: skip the step, or take it")
         pseudo_label_mode: Literal["joint", "eval"] = key("joint", "labels from the joint pass, or from an own pass in eval mode")
+
+    @classmethod
+    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+        return {"weights": "uniform"} if labels == "server" else {}  # a server with few samples is one more party (6.9)
 
     def holds(self) -> dict[str, Net | Value]:
         return {"model": Net()} | labelling.holds(self.o, self.classes)
@@ -49,17 +55,20 @@ class FixMatch(Method):
         return cross_entropy(zx, b.x.y)
 
     def forward(self, s: Any, b: Any) -> tuple[Any, Any, Any]:
+        """Logits of labelled views, the labeller's of unlabelled samples, and those of the views to learn on."""
         if self.o.labeller == "current" and self.o.pseudo_label_mode == "joint":
-            return s.model.together(b.x.labelled, b.u.weak, b.u.strong)
+            zx, zw, zs = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
+            return zx, labelling.logits(self.o, s, b.u, zw) if b.u else None, zs
+        z = labelling.logits(self.o, s, b.u) if b.u else None                   # first: the next pass moves statistics
         zx, zs = s.model.together(b.x.labelled, b.u.strong)
-        return zx, None, zs
+        return zx, z, zs
 
     def step(self, s: Any, b: Any) -> None:
-        zx, zw, zs = self.forward(s, b)
+        zx, z, zs = self.forward(s, b)
         loss: Any = self.labelled_loss(zx, b) if b.x else 0.0
         sure: Any = None
         if b.u:
-            label, sure = self.target(labelling.logits(self.o, s, b.u, zw))
+            label, sure = self.target(z)
             loss = loss + self.o.weight * masked_mean(self.unsupervised(zs, label), sure, self.o.reduction)  # Eq. 4
             s.judge(b.u, label if label.dim() == 1 else label.argmax(1), sure)
         s.descend(loss, when=None if b.x or self.o.empty_step == "take" else sure.any())

@@ -6,10 +6,9 @@ from typing import Any, Literal
 
 import torch
 
-from fallow.config import Kept, Statistics, Turn, Weights, key
-from fallow.methods.base import Method, Net, Plan, Updates, Value
+from fallow.config import Kept, Labeller, Statistics, Turn, Weights, key
+from fallow.methods.base import Method, Net, Plan, Value
 from fallow.methods.parts import labelling
-from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.losses import cross_entropy
 
 FULL = 64  # whole sets are filled up to a multiple of this, so that few batch sizes occur
@@ -25,19 +24,19 @@ class SemiFL(Method):
     keeps = "optimiser state"
     sends = "parameters; down also static BN statistics"
     scenarios = {"server", "clients", "some"}
+    labellers = labelling.ALL
     readings = {
         "paper": {"server_turn": "before+last", "server_momentum": 0.0, "mix_resample": "per-round", "mix_augment": "after"},
         "released": {},
     }
 
-    class Options(labelling.LabellerOptions):
+    class Options(Method.Options):
         threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
         mixup: float = key(0.75, "Mixup ratios are drawn from Beta(a, a)", "a", gt=0)
         mix_weight: float = key(1.0, "of the mix loss; 0: no Mixup", "lambda", ge=0)
         mix_resample: Literal["per-access", "per-round"] = key("per-access", "the mix set: drawn for every batch, or once a round")
         mix_augment: Literal["before", "after"] = key("before", "weak augmentation of each image before mixing, or of the mixture")
-        average_base: Literal["distributed", "trained"] = key("distributed", "server_turn=beside: what server momentum starts from")
-        labeller: Literal["received", "current"] = key("received", "labels once a round from the received model, or for every batch")  # type: ignore[assignment]
+        labeller: Labeller = key("received", "labels once a round from the received model or a kept average, or for every batch")
         server_turn: Turn = key("after", "when a server with labels trains")
         statistics: Statistics = key("static", "batch norm's running statistics: who makes them")
         optimizer_state: Kept = key("keep", "local optimiser state: new each round, kept at the client, or travelling")
@@ -52,7 +51,7 @@ class SemiFL(Method):
         return {"model": Net()} | labelling.holds(self.o, self.classes)
 
     def begin(self, party: Any) -> dict[str, Any]:
-        found = labelling.begin(self.o, party)
+        found = labelling.begin(self.o, party, once=True)
         if "z" not in found:
             return {}
         label, sure = labelling.hard(found["z"], self.o.threshold)                      # Eqs. 2, 3
@@ -90,7 +89,12 @@ class SemiFL(Method):
         if b.x:
             loss = loss + cross_entropy(zx, b.x.y, b.x.rows)
         s.descend(loss)
+        labelling.follow(self.o, s)
         s.log(loss=loss)
+
+    def supervised(self, s: Any, b: Any) -> None:
+        super().supervised(s, b)
+        labelling.follow(self.o, s)
 
     def relabel(self, s: Any, b: Any) -> None:
         """Labels for this batch from the net in training and the batch's own statistics: no mix loss (Table 2)."""
@@ -104,7 +108,3 @@ class SemiFL(Method):
         s.judge(b.u, label, sure)
         s.descend(loss, when=None if b.x else sure.any())
         s.log(loss=(loss, torch.ones_like(loss, dtype=torch.bool) if b.x else sure.any()))
-
-    def merge(self, server: Any, updates: Updates) -> None:
-        trained = updates.server if self.o.average_base == "trained" else None
-        server.move(mean(updates), base=trained["model"] if trained else None)

@@ -19,10 +19,12 @@ from fallow.config import VERSION, Config, merge, read_yaml, validate
 from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
+from fallow.methods.combining import refused
 
 Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
-UNHASHED = {"data_dir", "device", "slots", "capture", "fused", "keep_memory", "view_memory", "checkpoint_every"}
+MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
+UNHASHED = {"data_dir", "device", "slots", "capture", "fused", "keep_memory", "view_memory", "checkpoint_every"} | MEASURING
 
 
 def recipes() -> dict[str, Path]:
@@ -207,7 +209,7 @@ def resolve(recipe_keys: Keys, given: Keys) -> tuple[type[Method], Config]:
     if options.labels not in method.scenarios:
         able = ", ".join(sorted(method.scenarios))
         raise UserError(f"method {name} is not defined for labels={options.labels}", f"it works with labels={able}")
-    if why := method.refuse(options):
+    if why := refused(method, options):
         raise UserError(*why.split("; ", 1))
     return method, options
 

@@ -1,4 +1,8 @@
-"""Means of updates."""
+"""Means of updates, and averagers: what the key `average` chooses.
+
+An averager is what a method's `start`, `down`, `end` and `merge` do by default, so a method has it without a line of its
+own; one that overrides such a hook calls `super()`, or goes without.
+"""
 
 from __future__ import annotations
 
@@ -37,3 +41,37 @@ def _mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
     for tensor, share in zip(tensors, shares):
         total += wide.copy_(tensor).mul_(share)
     return total.to(tensors[0].dtype)
+
+
+class Averager:
+    """`average=mean`: everyone gets the server's model, and one mean by the key `weights` takes its place."""
+
+    def __init__(self, options: Any):
+        self.o = options
+
+    @staticmethod
+    def refuse(o: Any) -> str | None:
+        """Why these settings cannot be averaged so."""
+        return None
+
+    def start(self, server: Any) -> None:
+        return None
+
+    def down(self, server: Any, client: int) -> State:
+        return server.model
+
+    def end(self, party: Any) -> dict[str, Any]:
+        """What a party sends beside its model."""
+        return {}
+
+    def merge(self, server: Any, updates: Any) -> None:
+        self.move(server, updates, mean(updates, weights=self.weights(updates)))
+
+    def weights(self, updates: Sequence[Any]) -> list[float]:
+        """What each update weighs by the key `weights`; the server counts `server_copies` times."""
+        return [u.weight * (self.o.server_copies if u.client is None else 1) for u in updates]
+
+    def move(self, server: Any, updates: Any, target: State) -> None:
+        """The server's optimiser, from the model that was sent or from what the server made of it beside the clients."""
+        trained = updates.server if self.o.average_base == "trained" else None
+        server.move(target, base=trained["model"] if trained else None)

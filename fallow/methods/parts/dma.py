@@ -6,23 +6,59 @@ equal weights and gives weights >= 0 that sum to 1. Float64 throughout.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fallow.config import Config, key
+from fallow.errors import UserError
+from fallow.methods.parts.averaging import Averager, mean
 
-Form = Literal["code", "paper-post", "paper-loop", "simplex"]
+
+class DMA(Averager):
+    """Clients send their mean predictions; these make their weights. A server that trains beside them keeps its share."""
+
+    @staticmethod
+    def refuse(o: Any) -> str | None:
+        """Why there is nothing to go by."""
+        if (o.labels == "all" or not o.unlabelled_ratio) and not o.labelled_as_unlabelled:
+            return "average=dma goes by predictions on unlabelled data, and no client has any; use average=mean, or labelled_as_unlabelled=true"
+        return None
+
+    def end(self, party: Any) -> dict[str, Any]:
+        """A client's mean prediction: as its method has measured it, else the received model's; without data a uniform one."""
+        if party.is_server:
+            return {}
+        prior = getattr(party, "prior", None)
+        if prior is None:
+            z = party.predict(party.received["model"], party.unlabelled, "weak")
+            prior = mean_prediction(z) if len(z) else z.new_full(z.shape[1:], 1 / z.shape[1])
+        return {"prior": prior}
+
+    def merge(self, server: Any, updates: Any) -> None:
+        clients = updates.clients
+        if not clients:
+            return super().merge(server, updates)
+        if any("prior" not in u for u in clients):
+            raise UserError(
+                "the method's updates have no `prior`, which average=dma goes by", "let its end() call super(), or use average=mean"
+            )
+        P = torch.stack([u["prior"] for u in clients])
+        beta = weights(P, self.o)  # Eq. 16, Algorithm 2
+        self.move(server, updates, mean(updates, weights=self._shares(updates, beta)))  # Eq. 17
+        report(server, P, beta)
+
+    def _shares(self, updates: Any, beta: Tensor) -> Tensor:
+        if not updates.server:
+            return beta
+        given = self.weights(updates)
+        own = given[0] / sum(given)
+        return torch.cat([torch.tensor([own], dtype=beta.dtype), (1 - own) * beta])
 
 
-class DMAOptions(Config):
-    dma: Form = key("code", "debiased averaging: as released, as printed (softmax after or in the loop), or exact")
-    dma_steps: int = key(100, "descent steps of the released and the printed forms", "E_aggr", ge=0)
-    dma_lr: float = key(1.0, "their step size", "eta_aggr", gt=0)
-    dma_momentum: float = key(0.0, "heavy-ball momentum of the printed forms", ge=0, lt=1)
-    dma_ridge: float = key(1e-8, "simplex: pull towards equal weights, which makes the minimum unique", "rho", gt=0)
-    dma_floor: float = key(0.0, "simplex: least weight of a client, as a share of 1/S", "f", ge=0, lt=1)
+def mean_prediction(z: Tensor) -> Tensor:
+    """APP-U, the mean prediction over some samples.  FedDB, Eq. 8."""
+    return z.softmax(1).mean(0)
 
 
 def weights(priors: Tensor, o: Any) -> Tensor:

@@ -1,31 +1,14 @@
-"""Grouping-based averaging: S group models, each the mean of its members and the server (methods chapter 11.4).
-
-A method takes it up by deriving its `Options` from `GroupedOptions` and calling `Grouping(self.o)` in `start`, `down`
-and `merge`. `average=mean` is the case of one group: FedAvg.
-"""
+"""Grouping-based averaging: S group models, each the mean of its members and the server (methods chapter 11.4)."""
 
 from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
-from fallow.config import Config, key
-from fallow.methods.parts.averaging import mean
+from fallow.config import Split
+from fallow.methods.parts.averaging import Averager, mean
 from fallow.methods.state import State
-
-Split = Literal["balanced", "ceil-blocks"]
-
-
-class GroupedOptions(Config):
-    average: Literal["mean", "grouped"] = key("grouped", "one mean of all, or group models and their mean")
-    groups: int | Literal["auto"] = key("auto", "groups; auto: one per ten active clients, at least 2", "S")
-    group_assignment: Literal["slot", "history", "fixed"] = key(
-        "slot", "a client starts from the model of the group it is drawn into, was in last, or is in for good"
-    )
-    group_split: Split = key("balanced", "group sizes differ by at most 1, or blocks of ceil(C/S) with the rest last")
-    group_models: bool = key(True, "clients start from a group's model; false: all from the mean of the groups")
-    server_copies: int = key(1, "how often the server counts in a mean", ge=1)
 
 
 def group_sizes(active: int, groups: int, split: Split = "balanced") -> list[int]:
@@ -40,11 +23,11 @@ def group_sizes(active: int, groups: int, split: Split = "balanced") -> list[int
     return [active // groups + (i < active % groups) for i in range(groups)]
 
 
-class Grouping:
+class Grouping(Averager):
     """Who is in which group, from which model a client starts, and the means (Eqs. 7, 8)."""
 
     def __init__(self, options: Any):
-        self.o = options
+        super().__init__(options)
         self.sizes = group_sizes(options.active_count, self._count(options), options.group_split)
         self._stops = list(accumulate(self.sizes))
         trains = options.labels == "server"  # the server; before or after the clients it would undo the groups' models
@@ -52,15 +35,11 @@ class Grouping:
 
     @staticmethod
     def _count(o: Any) -> int:
-        if o.average == "mean":
-            return 1
         return min(o.active_count, max(2, math.ceil(o.active_count / 10))) if o.groups == "auto" else int(o.groups)
 
     @staticmethod
     def refuse(o: Any) -> str | None:
         """Why these settings cannot be grouped."""
-        if o.average == "mean":
-            return None
         if isinstance(o.groups, int) and not 1 <= o.groups <= o.active_count:
             return f"groups={o.groups} for {o.active_count} active clients; use 1 to {o.active_count} groups"
         if o.group_assignment == "fixed" and o.active_count != o.clients:
@@ -93,10 +72,12 @@ class Grouping:
         for i in range(len(self.sizes)):
             members = own + [u for u in updates.clients if self.group(server, u.client) == i]
             if members:
-                weights = [u.weight * (1 if u.client is not None else self.o.server_copies) for u in members]
-                groups[i] = mean(members, weights=weights)  # Eq. 7; Eq. 8 with one group
-        server.move(mean(list(groups.values())))  # w_avg = 1/S sum_i w_avg,i
+                groups[i] = mean(members, weights=self.weights(members))  # Eq. 7; Eq. 8 with one group
+        average = mean(list(groups.values()))  # w_avg = 1/S sum_i w_avg,i
+        self.move(server, updates, average)
         if self.lineages:
-            server["groups"] = list(groups.values())
+            moved = server.model.only("parameters")  # by the server's momentum and rate: the groups go along
+            still = self.o.server_lr == 1.0 and self.o.server_momentum == 0.0
+            server["groups"] = [g if still else g + (moved - average) for g in groups.values()]
             if self.o.group_assignment == "history":
                 server["group_of"] = {client: self.group(server, client) for client in server.active}

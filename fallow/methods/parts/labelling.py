@@ -7,31 +7,19 @@ net in training after it. With `debias` every answer is divided by the labeller'
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fallow.config import Config, key
 from fallow.methods.base import Net, Value
+from fallow.methods.parts.dma import mean_prediction
 
-Labeller = Literal["current", "received", "local-ema"]
-
-
-class LabellerOptions(Config):
-    labeller: Labeller = key("current", "who labels: the net in training, the model as received, or a kept average")
-    debias: bool = key(False, "divide predictions by the party's mean prediction before labelling (DPL)")
-    labeller_ema: float = key(0.7, "local-ema: what the kept labeller weighs against the received model", "mu", ge=0, le=1)
-    labeller_decay: float = key(0.999, "local-ema: decay at each step", ge=0, le=1)
+ALL = frozenset({"current", "received", "local-ema"})
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
-def mean_prediction(z: Tensor) -> Tensor:
-    """APP-U, the mean prediction over some samples.  FedDB, Eq. 8."""
-    return z.softmax(1).mean(0)
-
-
 def debiased(z: Tensor, prior: Tensor) -> Tensor:
     """Logits whose softmax is (p / prior), normalised.  FedDB, Eq. 14."""
     return z - prior.clamp_min(1e-12).log()
@@ -65,32 +53,36 @@ def cuts(n: int, merge: bool, size: int = 250) -> list[int]:
 
 # -- the labeller, hook by hook ----------------------------------------------------------------------------------------
 def holds(o: Any, classes: int) -> dict[str, Net | Value]:
-    """What a party holds for labelling."""
+    """What a party holds for labelling; `average=dma` sends the prior, too."""
     held: dict[str, Net | Value] = {}
     if o.labeller == "local-ema":
         held["labeller"] = Net(keep=True, train=False)
-    if o.debias:
+    if o.debias or o.average == "dma":
         held["prior"] = Value(classes, start=1 / classes)
     return held
 
 
-def begin(o: Any, party: Any) -> dict[str, Any]:
-    """Before the steps: fuses the kept labeller, measures the prior; `received` also answers, for all samples."""
-    net = party.model
+def begin(o: Any, party: Any, once: bool = False) -> dict[str, Any]:
+    """Before the steps: fuses the kept labeller, measures the prior. `received` also answers, for all samples and the round.
+
+    So does the kept labeller if the method labels `once` a round.
+    """
+    net, answers = party.model, o.labeller == "received" or (once and o.labeller == "local-ema")
     if o.labeller == "local-ema":
         net = party.labeller
         net.load(net.flat.lerp(party.received["model"], 1 - o.labeller_ema))
-    if not len(party.unlabelled) or not (o.debias or o.labeller == "received"):
+    if not len(party.unlabelled) or not (o.debias or o.average == "dma" or answers):
         return {}
     z = party.predict(net, party.unlabelled, "weak")
-    if o.debias:
+    if o.debias or o.average == "dma":
         party.prior.copy_(mean_prediction(z))
+    if o.debias:
         z = debiased(z, party.prior)
-    return {"z": z} if o.labeller == "received" else {}
+    return {"z": z} if answers else {}
 
 
 def logits(o: Any, s: Any, u: Any, z: Tensor | None = None) -> Tensor:
-    """The labeller's logits for a batch of unlabelled samples; `z` are those of the net in training."""
+    """The labeller's logits for a batch of unlabelled samples; `z` are those of the net in training, if it has them."""
     if o.labeller == "received":
         return u.z  # debiased at the start of the round
     if o.labeller == "local-ema" or z is None:

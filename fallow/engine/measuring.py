@@ -1,0 +1,138 @@
+"""What the key `measure` asks for, as columns of a round's metrics. It reads; nothing of the run depends on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fallow.data.holdings import measured
+from fallow.engine.party import SERVER, Job, Outcome
+from fallow.engine.questions import Questions, gradient, label_accuracies, mean_prediction
+from fallow.measure import diversity
+from fallow.measure.prior import bias, class_accuracy, js, share
+from fallow.methods.base import Net
+from fallow.methods.parts.grouping import Grouping
+from fallow.methods.state import State
+
+if TYPE_CHECKING:
+    from fallow.engine.round import Federated
+
+Row = dict[str, Any]
+
+
+class Measuring:
+    """Measures a round that has been carried out, before it takes effect."""
+
+    def __init__(self, federated: Federated):
+        self.f, self.world, self.o = federated, federated.world, federated.o
+        self.questions = Questions(self.world)
+
+    def due(self, number: int) -> bool:
+        return bool(self.o.measure) and ((number + 1) % self.o.measure_every == 0 or number + 1 == self.o.rounds)
+
+    def row(self, jobs: list[Job], outcomes: list[Outcome]) -> Row:
+        """The columns; `jobs` are what the round's parties were given, `outcomes` what they made of it."""
+        out, wanted = Row(), self.o.measure
+        if "diversity" in wanted:
+            out |= self._diversity(jobs, outcomes)
+        if wanted == ("diversity",):
+            return out
+        whole = self.f.model()
+        if "classes" in wanted:
+            out["class_accuracy"] = self._by_class(whole)
+        if "prior" in wanted:
+            out |= self._prior(whole, outcomes)
+        if "labels" in wanted:
+            out |= self._labels(whole, outcomes)
+        return out
+
+    def _by_class(self, state: State) -> list[float | None]:
+        return class_accuracy(self.f.test_logits(state), self.world.test_labels, self.world.classes)
+
+    # -- prior bias (FedDB, Figs. 1 and 3) -------------------------------------------------------------------------------
+    def _prior(self, whole: State, outcomes: list[Outcome]) -> Row:
+        """Divergences of the bias: from even, from the labelled classes, from APP-U; of the model and of each local one."""
+        clients = sorted((o for o in outcomes if o.party != SERVER), key=lambda o: o.party)
+        everywhere, of_whole = {o.party: whole for o in clients}, self._by_class(whole)
+        local = {o.party: self.f.model(o.update["model"]) for o in clients if o.update is not None}
+        by_class = {client: self._by_class(state) for client, state in local.items()}
+        found = self._divergences(everywhere, dict.fromkeys(everywhere, of_whole))
+        found |= {f"{name}_local": values for name, values in self._divergences(local, by_class).items()}
+        return {
+            "prior_js": {name: sum(v) / len(v) for name, v in found.items() if v},
+            "prior_js_min": {name: min(v) for name, v in found.items() if v},
+            "prior_js_max": {name: max(v) for name, v in found.items() if v},
+            "class_accuracy_clients": {str(client): accuracy for client, accuracy in by_class.items()},
+        }
+
+    def _divergences(self, models: dict[int, State], by_class: dict[int, list[float | None]]) -> dict[str, list[float]]:
+        """By client, of the model it has: `bias`, `labels`, `appu`."""
+        jobs = [Job(client, self.f.server.round, {"model": state}, {}) for client, state in models.items()]
+        out: dict[str, list[float]] = {"bias": [], "labels": [], "appu": []}
+        for client, appu in zip(models, self.questions.ask(jobs, mean_prediction)):
+            b, counts = bias(by_class[client]), self._labelled[client]
+            out["bias"].append(js(b, share(torch.ones(self.world.classes))))
+            if counts.sum():
+                out["labels"].append(js(b, share(counts)))
+            if appu is not None:
+                out["appu"].append(js(b, appu))
+        return out
+
+    @cached_property
+    def _labelled(self) -> Tensor:
+        return torch.from_numpy(self.world.federation.counts(self.world.labels, self.world.classes)["labelled"])
+
+    # -- gradient diversity (FedRGD, 11.5) -------------------------------------------------------------------------------
+    def _diversity(self, jobs: list[Job], outcomes: list[Outcome]) -> Row:
+        gradients = {job.party: g for job, g in zip(jobs, self.questions.ask(jobs, gradient)) if g is not None}
+        updates = {o.party: o.update["model"] - job.message["model"] for job, o in zip(jobs, outcomes) if o.update is not None}
+        left = set() if self.o.diversity_norms else diversity.norm_parameters(self.world.net().module)
+        vectors = [{party: diversity.vector(v, left) for party, v in of.items()} for of in (gradients, updates)]
+        found = self._per_group(*vectors) if self.o.diversity_scope == "per-group" else self._global(*vectors)
+        return {"diversity": {k: v if math.isfinite(v) else None for k, v in found.items()}, "R": self._skew}
+
+    def _global(self, gradients: dict[int, Tensor], updates: dict[int, Tensor]) -> dict[str, float]:
+        own = (gradients[SERVER], updates[SERVER]) if SERVER in gradients and SERVER in updates else None
+        users = [[v for party, v in of.items() if party != SERVER] for of in (gradients, updates)]
+        return diversity.every(users[0], users[1], own, self.o.diversity_scale)
+
+    def _per_group(self, gradients: dict[int, Tensor], updates: dict[int, Tensor]) -> dict[str, float]:
+        grouping = self.world.method.averager
+        assert isinstance(grouping, Grouping)
+        found: dict[str, float] = {}
+        for name, of in (("gradient", gradients), ("update", updates)):
+            groups: dict[int, list[Tensor]] = {}
+            for party in (p for p in of if p != SERVER):
+                groups.setdefault(grouping.group(self.f.server, party), []).append(of[party])
+            if groups:
+                found |= {f"{name}/users/{form}": diversity.per_group(list(groups.values()), form) for form in diversity.FORMS}
+        return found
+
+    @cached_property
+    def _skew(self) -> float | None:
+        """R of all clients' classes, those of hidden labels too."""
+        sides = self.world.federation.counts(self.world.labels, self.world.classes)
+        both = sides["unlabelled"] if self.o.labelled_as_unlabelled else sides["labelled"] + sides["unlabelled"]
+        return measured(both)
+
+    # -- who labels rightly (FedLoKe, Fig. 4) ----------------------------------------------------------------------------
+    def _labels(self, whole: State, outcomes: list[Outcome]) -> Row:
+        """Of all clients' unlabelled samples, by the model and by a net that the client keeps; means over clients."""
+        kept = [n for n, spec in self.world.held.items() if isinstance(spec, Net) and spec.keep and spec.make is None][:1]
+        answers = self.questions.ask(self._all_clients(whole, outcomes), partial(label_accuracies, nets=("model", *kept)))
+        found = [a for a in answers if a is not None]
+        means = np.mean(found, axis=0).tolist() if found else [None]
+        return {"label_accuracy_local": means[1] if kept and found else None, "label_accuracy_global": means[0]}
+
+    def _all_clients(self, whole: State, outcomes: list[Outcome]) -> Iterator[Job]:
+        """With what each keeps after this round."""
+        new = {o.party: o.record for o in outcomes}
+        for client in range(self.o.clients):
+            record = self.f.keep.read(client) | new.get(client, {})
+            yield Job(client, self.f.server.round, {"model": whole}, record)

@@ -1,0 +1,118 @@
+"""Questions to parties: each gets a message and answers; what that changes in its slot is thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fallow.engine import feed
+from fallow.engine.eager import spread
+from fallow.engine.nets import NetHandle
+from fallow.engine.party import Job, Party, begin_calls, numbers, run_step, start_of
+from fallow.engine.slot import Slot
+from fallow.engine.world import World
+from fallow.methods.state import State
+
+
+class Gathering(Slot):
+    """A slot whose `descend` adds gradients for `model` up and changes nothing."""
+
+    def __init__(self, world: World):
+        super().__init__(world)
+        for net in self.nets.values():
+            net.modes.tracks = False  # running statistics stay, too
+        self.total = torch.zeros_like(self.nets["model"].flat.groups["parameters"])
+        self.weight: Tensor | float = 0.0  # samples of the step at hand
+
+    @torch.no_grad()
+    def _apply(self, net: NetHandle, grads: Sequence[Tensor | None], when: Tensor | None) -> None:
+        if net is self.nets["model"]:
+            g = net.flatten(*net.pieces(grads))
+            self.total += self.weight * (g if when is None else torch.where(when, g, torch.zeros_like(g)))
+
+
+class Asked(Party):
+    """A party that is asked something: one pass over its data, draws of its own."""
+
+    steps = None  # type: ignore[assignment]
+    epochs = 1.0  # type: ignore[assignment]
+    slot: Gathering
+
+    def key(self, *parts: int | str) -> int:
+        return self.world.key("question", self.round, self.id, *parts)
+
+
+class Questions:
+    """Asks parties, some of them at once on a CPU. Its slots are its own."""
+
+    def __init__(self, world: World):
+        self.world = world
+        self._free: SimpleQueue[Gathering] = SimpleQueue()
+        self._made = 0
+
+    def ask(self, parties: Iterable[Job], question: Callable[[Asked], Any]) -> list[Any]:
+        """What each party answers, in their order."""
+        workers = self.world.sharing if self.world.device.type == "cpu" else 1
+        while self._made < workers:
+            self._free.put(Gathering(self.world))
+            self._made += 1
+
+        def one(job: Job) -> Any:
+            slot = self._free.get()
+            try:
+                slot.load(*start_of(self.world, job))
+                party = Asked(self.world, slot, job)
+                begin_calls(slot, party.key("begin"))
+                return question(party)
+            finally:
+                self._free.put(slot)
+
+        jobs, answers = iter(parties), []
+        while chunk := list(islice(jobs, workers)):
+            answers += spread(one, chunk, workers)
+        return answers
+
+
+# -- questions ---------------------------------------------------------------------------------------------------------
+def gradient(party: Asked) -> State | None:
+    """The gradient of the method's own loss at the weights received: the mean over one pass of its plan; None without a step."""
+    world, slot = party.world, party.slot
+    found = {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in world.method.begin(party).items()}
+    plan = world.method.plan(party, found)
+    slot.total.zero_()
+    samples: Tensor | float = 0.0
+    for step in feed.steps(world, plan, party.key("plan"), lambda *a: numbers(world, party, *a)):
+        slot.weight = _samples(step)
+        run_step(slot, step)
+        samples = samples + slot.weight
+    return State(slot.model.layout, {"parameters": slot.total / samples}) if len(plan) else None
+
+
+def _samples(step: feed.Step) -> Tensor | float:
+    """How many samples a step's batches have, those that fill up not counted."""
+    counts: dict[str, Tensor | float] = {stream: len(t) for (stream, name), t in step.tensors.items() if name == "index"}
+    counts |= {stream: t.sum() for (stream, name), t in step.tensors.items() if name == "rows"}
+    return sum(counts.values())
+
+
+@torch.no_grad()
+def mean_prediction(party: Asked) -> Tensor | None:
+    """APP-U of the model sent, over the party's unlabelled samples; None if it has none."""
+    u = party.unlabelled
+    return party.predict(party.model, u, "weak").softmax(1).mean(0).cpu() if len(u) else None
+
+
+@torch.no_grad()
+def label_accuracies(party: Asked, nets: tuple[str, ...]) -> list[float] | None:
+    """How many unlabelled samples with a known class each net labels rightly, as they are; None without any."""
+    truth = party.world.truth[party.world.put(party.unlabelled.rows)]
+    known = truth >= 0
+    if not int(known.sum()):
+        return None
+    labels = (party.predict(getattr(party, net), party.unlabelled, "plain").argmax(1) for net in nets)
+    return [float((label == truth)[known].double().mean()) for label in labels]

@@ -1,0 +1,32 @@
+"""Which combinations of parts make sense: the keys `labeller`, `debias` and `average` are honoured, or refused with a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fallow.methods.base import AVERAGERS, Method
+
+
+def refused(kind: type[Method], o: Any) -> str | None:
+    """Why a method cannot have these settings: one sentence, its remedy after a semicolon."""
+    return _labelling(kind, o) or _averaging(kind, o) or kind.refuse(o)
+
+
+def _labelling(kind: type[Method], o: Any) -> str | None:
+    how = f"{o.method} {kind.labels_how}"
+    if o.labeller is not None and not kind.labellers:
+        return f"{how}, so labeller={o.labeller} has no place; leave labeller out"
+    if o.debias and not kind.labellers:
+        return f"{how}, so there is nothing to debias; leave debias out"
+    if kind.labellers and o.labeller not in kind.labellers:
+        given = "null" if o.labeller is None else o.labeller
+        return f"{how}, so labeller={given} has no place; use labeller={' or '.join(sorted(kind.labellers))}"
+    return None
+
+
+def _averaging(kind: type[Method], o: Any) -> str | None:
+    if o.average == "mean":
+        return None
+    if kind.merge is not Method.merge:
+        return f"{o.method} merges updates in its own way, so average={o.average} has no place; leave average out"
+    return AVERAGERS[o.average].refuse(o)

@@ -1,0 +1,172 @@
+"""Parts that every method honours or refuses: labeller, debias, average."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, rows, same, weights
+
+import fallow
+from fallow import draws
+from fallow.engine.party import SERVER
+from fallow.engine.round import Federated
+from fallow.errors import UserError
+from fallow.methods import REGISTERED, find
+from fallow.methods.parts import dma
+from fallow.methods.parts.averaging import mean
+from fallow.runs import Run, prepare
+from fallow.runs.folder import RunFolder
+from fallow.runs.settings import resolve
+
+EASY = {"threshold": 0.12, "entropy": 2.3}
+
+
+def keys_of(name: str, **keys: Any) -> dict[str, Any]:
+    known = find(name).Options.model_fields
+    return TINY | {"method": name, "norm": "bn", "active": 3} | {k: v for k, v in EASY.items() if k in known} | keys
+
+
+def federated(path: Path, name: str, **keys: Any) -> Federated:
+    method, options, source, federation = prepare(None, keys_of(name, **keys))
+    path.mkdir(parents=True, exist_ok=True)
+    return Run(RunFolder(path), method, options, source, federation).federated
+
+
+def parameters(state: Any) -> torch.Tensor:
+    return state.groups["parameters"].double()
+
+
+# -- every method ------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("average", ["grouped", "dma"])
+@pytest.mark.parametrize("name", REGISTERED)
+def test_every_method_takes_every_average(name: str, average: str, tmp_path: Path) -> None:
+    keys = keys_of(name, average=average)
+    stopped = fallow.run(out=tmp_path, stop_after=1, **keys)
+    resumed, through = fallow.resume(stopped.path), fallow.run(out=tmp_path, **keys)
+    same(resumed.path, through.path)
+    for row in rows(through.path):
+        assert row["clients"] == 3
+        assert row["bytes_up"] - row["bytes_down"] == (3 * 4 * 10 if average == "dma" else 0), "ten float32 of each client"
+        assert average == "grouped" or sum(row["beta"]) == pytest.approx(1)
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("fedavg", {"labeller": "received"}, "makes no pseudo-labels, so labeller=received"),
+    ("fedprox", {"debias": True}, "makes no pseudo-labels, so there is nothing to debias"),
+    ("fedloke", {"labeller": "current"}, "two models that label for each other"),
+    ("fedloke", {"debias": True}, "two models that label for each other"),
+    ("feddure", {"labeller": "local-ema"}, "its regulators judge the labels"),
+    ("feddure", {"debias": True}, "its regulators judge the labels"),
+    ("feddb", {"labeller": "current"}, "labels once a round .* use labeller=received"),
+    ("fedavg", {"labels": "server", "average": "grouped"}, "trains the server alone"),
+    ("fedavg", {"labels": "all", "average": "dma"}, "no client has any; use average=mean"),
+    ("fixmatch", {"unlabelled_ratio": 0, "average": "dma"}, "no client has any"),
+    ("fixmatch", {"average": "grouped", "groups": 9}, "groups=9 for 2 active clients"),
+    ("semifl", {"average": "grouped", "weights": "half"}, "weights=half has no meaning inside a group"),
+    ("uda", {"average": "grouped", "group_assignment": "fixed"}, "group_assignment=fixed with 2 of 4"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "words"), REFUSED)
+def test_what_makes_no_sense_is_refused(name: str, keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        resolve({}, TINY | {"method": name} | keys)
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_labellers_that_are_honoured_run(name: str, tmp_path: Path) -> None:
+    found = set()
+    for labeller in sorted(find(name).labellers):
+        for debias in (False, True):
+            keys = keys_of(name, labeller=labeller, debias=debias, threshold=0.0, labeller_decay=0.5, lr=0.2)
+            found.add(weights(fallow.run(out=tmp_path, **keys).path))
+    assert len(found) == 2 * len(find(name).labellers), "each makes a difference"
+
+
+def test_a_method_with_a_merge_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "from fallow import Method\n"
+        "class Own(Method):\n    def merge(self, server, updates):\n        server['model'] = updates[0]['model']\n"
+        "class Mute(Method):\n    def end(self, party):\n        from fallow.methods.base import Update\n        return Update(model=party.model.state)\n"
+    )
+    with pytest.raises(UserError, match="merges updates in its own way, so average=dma"):
+        resolve({}, TINY | {"method": f"{file}:Own", "average": "dma"})
+    with pytest.raises(UserError, match=r"have no `prior`.*super"):
+        fallow.run(out=tmp_path, **TINY | {"method": f"{file}:Mute", "average": "dma"})
+
+
+# -- grouped -----------------------------------------------------------------------------------------------------------
+def test_semifl_debiased_in_groups(tmp_path: Path) -> None:
+    """The issue's recipe. Clients get their group's model; the groups' mean is the model, server momentum or not."""
+    f = federated(tmp_path, "semifl", debias=True, average="grouped", groups=2, active=4, rounds=3)
+    assert f.o.server_momentum == 0.5
+    before = f.server.model
+    for number in range(3):
+        f.server.draw(number)
+        held = list(f.server["groups"])
+        got = [f.method.down(f.server, c)["model"] for c in f.server.active]
+        assert [next(i for i, g in enumerate(held) if g is m) for m in got] == [0, 0, 1, 1]
+        f.round(number)
+        torch.testing.assert_close(parameters(f.server.model), parameters(mean(f.server["groups"])), atol=1e-6, rtol=0)
+        assert not torch.equal(*(parameters(g) for g in f.server["groups"]))
+    assert not torch.equal(parameters(before), parameters(f.server.model))
+
+
+def test_groups_with_momentum_by_hand(tmp_path: Path) -> None:
+    """w = w_sent - (d + 0.5 buffer), d = w_sent - w_avg; each group's model is moved by as much as w_avg is."""
+    f = federated(tmp_path, "fedavg", average="grouped", groups=2, active=4, server_momentum=0.5, weights="uniform")
+    buffer, sent = torch.zeros(()), parameters(f.server.model)
+    for number in range(2):
+        f.server.draw(number)
+        f.server.sent = f.server.model
+        found = {o.party: parameters(o.update["model"]) for o in f.executor.run(f._jobs(beside=False)) if o.update}
+        halves = [f.server.active[:2], f.server.active[2:]]
+        f.round(number)
+        groups = [sum(found[c] for c in half) / 2 for half in halves]
+        average = sum(groups) / 2
+        buffer = 0.5 * buffer + sent - average
+        sent = sent - buffer
+        torch.testing.assert_close(parameters(f.server.model), sent, atol=1e-6, rtol=0)
+        for ours, group in zip(f.server["groups"], groups):
+            torch.testing.assert_close(parameters(ours), group + sent - average, atol=1e-6, rtol=0)
+
+
+def test_after_the_clients_groups_only_weigh(tmp_path: Path) -> None:
+    f = federated(tmp_path, "semifl", labels="server", average="grouped", groups=2)
+    f.round(0)
+    assert "groups" not in f.server and f.method.down(f.server, 0)["model"] is f.server.model
+
+
+# -- dma ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["fixmatch", "fedavg"])
+def test_priors_are_those_of_the_received_model(name: str, tmp_path: Path) -> None:
+    """FixMatch measures before its steps, FedAvg, which labels nothing, after them: of the same model."""
+    f = federated(tmp_path, name, average="dma", norm="gn")
+    f.server.draw(0)
+    jobs = f._jobs(beside=False)
+    net, w = f.world.net(), f.world
+    net.load(f.server.model)
+    for outcome in f.executor.run(jobs):
+        u = w.federation.clients[outcome.party].unlabelled
+        keys = draws.bits(w.key("party", 0, outcome.party, "predict", "weak", 1), torch.arange(len(u)))
+        with torch.no_grad():
+            want = net(w.view("weak", u, keys), stats="running").softmax(1).mean(0)
+        torch.testing.assert_close(outcome.update["prior"], want, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("weights", "share"), [("uniform", 1 / 4), ("half", 1 / 2)])
+def test_a_server_beside_keeps_its_share(weights: str, share: float, tmp_path: Path) -> None:
+    f = federated(tmp_path, "fixmatch", labels="server", average="dma", dma="simplex", weights=weights, partition="dirichlet-capped:0.3,min_size=1")
+    f.server.draw(0)
+    found = sorted(f.executor.run(f._jobs(beside=True)), key=lambda o: o.party)
+    assert found[0].party == SERVER and "prior" not in found[0].update
+    beta = dma.simplex(torch.stack([o.update["prior"] for o in found[1:]]).double())
+    row = f.round(0)
+    assert row["beta"] == pytest.approx(beta.tolist(), abs=1e-6) and max(beta) > 0.35
+    shares = [share, *((1 - share) * beta).tolist()]
+    want = sum(a * parameters(o.update["model"]) for a, o in zip(shares, found))
+    torch.testing.assert_close(parameters(f.server.model), want, atol=1e-6, rtol=0)
