@@ -55,7 +55,7 @@ def test_every_method_takes_every_average(name: str, average: str, tmp_path: Pat
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fedavg", {"labeller": "received"}, "makes no pseudo-labels, so labeller=received"),
-    ("fedprox", {"debias": True}, "makes no pseudo-labels, so there is nothing to debias"),
+    ("fedprox", {"debias": True}, "makes no pseudo-labels, so debias=true has no place"),
     ("fedloke", {"labeller": "current"}, "two models that label for each other"),
     ("fedloke", {"debias": True}, "two models that label for each other"),
     ("feddure", {"labeller": "local-ema"}, "its regulators judge the labels"),

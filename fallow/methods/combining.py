@@ -17,7 +17,7 @@ def _labelling(kind: type[Method], o: Any) -> str | None:
     if o.labeller is not None and not kind.labellers:
         return f"{how}, so labeller={o.labeller} has no place; leave labeller out"
     if o.debias and not kind.labellers:
-        return f"{how}, so there is nothing to debias; leave debias out"
+        return f"{how}, so debias=true has no place; leave debias out"
     if kind.labellers and o.labeller not in kind.labellers:
         given = "null" if o.labeller is None else o.labeller
         return f"{how}, so labeller={given} has no place; use labeller={' or '.join(sorted(kind.labellers))}"
