@@ -202,6 +202,65 @@ def watch(
         server.serve()
 
 
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    out: Annotated[str | None, typer.Option("--out", "-o", help="Folder for it (default: RUN/export).")] = None,
+    format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx, or all that can be had.")] = "all",
+) -> None:
+    """The trained model with a model card: weights, and graphs that need no Fallow."""
+    from fallow.export import export
+
+    done = export(run, out, format)
+    for sentence in done.left_out:
+        console.print(escape(sentence), soft_wrap=True)
+    console.print(f"written: {done.path}/ ({', '.join(done.files)})", soft_wrap=True)
+
+
+@app.command()
+def predict(
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Images, in folders or not.")],
+    out: Annotated[str, typer.Option("--out", "-o", help="The CSV.")] = "predictions.csv",
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="A column per class as well.")] = False,
+    batch: Annotated[int | None, typer.Option(help="Images per batch (default: the run's eval_batch).")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+) -> None:
+    """Label a folder of images with a run's model and write a CSV."""
+    from fallow.export.predict import predict
+    from fallow.progress import Files
+
+    with Files(console, quiet) as tell:
+        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell)
+    if done.by_batch:
+        console.print("batch norm used each batch's own statistics, as in the run: predictions depend on which images share a batch", soft_wrap=True)
+    if done.unreadable:
+        console.print(f"{len(done.unreadable)} of {done.images} files could not be read; the column error says why ({escape(done.unreadable[0])} is the first)", soft_wrap=True)
+    console.print(f"labelled {done.images - len(done.unreadable)} images: {escape(str(done.path))}", soft_wrap=True)
+
+
+@app.command()
+def figure(
+    name: Annotated[str, typer.Argument(help="accuracy, labels, labellers, partition, bias, diversity or classes.")],
+    paths: Annotated[list[str], typer.Argument(metavar="RUN...")],
+    out: Annotated[str, typer.Option("--out", "-o", help="File: .png, .svg or .pdf.")],
+    width: Annotated[float, typer.Option(help="Inches; 3.5 is a column of a two-column page.")] = 3.5,
+    names: Annotated[str | None, typer.Option(help="What to call the lines, commas between, in the order of the runs.")] = None,
+    parts: Annotated[str | None, typer.Option(help="Of bias and diversity: which, commas between.")] = None,
+) -> None:
+    """A figure for a paper; runs that differ only in their seed are one line with a band."""
+    from fallow.report.figures import figure
+
+    caption = figure(name, paths, out, width=width, names=_list(names), parts=_list(parts))
+    console.print(escape(caption), soft_wrap=True)
+    console.print(f"figure: {escape(out)}", soft_wrap=True)
+
+
+def _list(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",")] if text else []
+
+
 def _words(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
     """A recipe, if the first word is no key=value, and the keys."""
     from fallow.config import parse_pairs

@@ -28,6 +28,7 @@ Labeller = Literal["current", "received", "local-ema"]
 Average = Literal["mean", "grouped", "dma"]
 Split = Literal["balanced", "ceil-blocks"]
 Measure = Literal["classes", "prior", "diversity", "labels"]
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
 def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
@@ -154,6 +155,7 @@ class Config(Section):
     diversity_scale: Literal["paper", "times-n"] = key("paper", "gradient diversity as printed, or times n where squared, as FedRGD's figures")
     diversity_scope: Literal["global", "per-group"] = key("global", "over all parties, or within each group (average=grouped) and averaged")
     diversity_norms: bool = key(True, "norm layers' parameters count in gradient diversity")
+    track: Annotated[tuple[Tracker, ...], BeforeValidator(listed)] = key((), "where each round is logged too, a list: tensorboard, wandb, mlflow")
 
     @model_validator(mode="after")
     def _counts(self) -> Config:

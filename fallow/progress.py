@@ -47,6 +47,31 @@ class Bar:
                 self.console.print(f"round {what['round']}/{self.rounds}  {words(what)}", soft_wrap=True)
 
 
+class Files:
+    """A bar over files on a terminal, nothing where there is none."""
+
+    def __init__(self, console: Console, quiet: bool = False):
+        self._bar = Progress(
+            TextColumn("{task.completed:.0f}/{task.total:.0f} images"),
+            BarColumn(bar_width=30),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=0)
+
+    def __enter__(self) -> Files:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *end: Any) -> None:
+        self._bar.__exit__(*end)
+
+    def __call__(self, done: int, count: int) -> None:
+        self._bar.update(self._task, completed=done, total=count)
+
+
 def _headline(run: Any) -> str:
     o, f = run.options, run.federation
     labelled = sum(len(c.labelled) for c in f.clients) + len(f.server.labelled)

@@ -33,6 +33,7 @@ class Source:
     train: Split  # images without a label have the label -1
     test: Split
     flip: bool  # False where a mirror image may be of another class: digits, letters, left and right organs
+    decoded: tuple[int, ...] | None = None  # channels, height and width as read, where `fit` has changed them
 
     @property
     def channels(self) -> int:
@@ -209,19 +210,21 @@ def fit(
     if size is not None and size < 1:
         raise UserError(f"image.size is {size}", "choose a size of at least 1")
 
-    def fitted(images: torch.Tensor) -> torch.Tensor:
-        images = images if channels in (None, images.shape[1]) else _recoloured(images)
-        if size is None or tuple(images.shape[2:]) == (size, size):
-            return images
-        if fit == "resize":
-            return torch.from_numpy(resized(images.numpy(), size, size))
-        return _padded(images, size, source.name)
+    def part(split: Split) -> Split:
+        return replace(split, images=fitted(split.images, size, fit, channels, source.name))
 
-    return replace(
-        source,
-        train=replace(source.train, images=fitted(source.train.images)),
-        test=replace(source.test, images=fitted(source.test.images)),
-    )
+    decoded = source.decoded or tuple(source.train.images.shape[1:])
+    return replace(source, train=part(source.train), test=part(source.test), decoded=decoded)
+
+
+def fitted(images: torch.Tensor, size: int | None, fit: str, channels: int | None, name: str) -> torch.Tensor:
+    """uint8 [N, C, H, W] as the keys of `image` want them."""
+    images = images if channels in (None, images.shape[1]) else _recoloured(images)
+    if size is None or tuple(images.shape[2:]) == (size, size):
+        return images
+    if fit == "resize":
+        return torch.from_numpy(resized(images.numpy(), size, size))
+    return _padded(images, size, name)
 
 
 def default_data_dir() -> Path:

@@ -34,6 +34,8 @@ from fallow.methods.base import Method
 from fallow.runs.folder import Row, RunFolder
 from fallow.runs.interrupts import Interrupts
 from fallow.runs.settings import config_hash, recipe, resolve, stored
+from fallow.runs.tracking import Tracking
+from fallow.runs.tracking import check as check_trackers
 
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("end", summary)
 
@@ -70,14 +72,21 @@ class Result:
 
     def model(self) -> torch.nn.Module:
         """The trained model, ready for inference."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         from fallow import models
 
         o = self.config
         summary = self.summary
+        weights = self.path / "model.safetensors"
+        if not weights.is_file():
+            raise UserError(f"{self.path} has no weights", "give the folder of the run itself; thinned results have none")
         net = models.build(o.model, summary["classes"], summary["channels"], norm=o.norm, size=summary["size"])
-        tensors = load_file(self.path / "model.safetensors")
+        try:
+            tensors = load_file(weights)
+        except SafetensorError:
+            raise UserError(f"{weights} is damaged", "restore the file, or run it again") from None
         for norm in (m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)):
             if not any(name.endswith("running_mean") for name in tensors):  # statistics=batch: a batch's own, as evaluated
                 norm.track_running_stats = False
@@ -206,6 +215,8 @@ class Run:
             "classes": self.world.classes,
             "channels": self.source.channels,
             "size": self.source.size,
+            "class_names": list(self.source.classes),
+            "decoded": list(self.source.decoded or self.source.train.images.shape[1:]),
             "fingerprint": self.federation.fingerprint,
             "config_hash": config_hash(o),
             "device": _device_name(self.world.device),
@@ -219,9 +230,14 @@ class Run:
 
 
 def load_source(options: Config, source: Source | None = None, download: bool = False) -> Source:
-    source = source or sources.load(options.data, options.data_dir, download)
     image = options.image
-    return sources.fit(source, size=image.size, fit=image.fit, channels=image.channels)
+    read_as = image.size if image.fit == "resize" else None  # files are then resized once, and never held in full size
+    source = source or sources.load(options.data, options.data_dir, download, size=read_as)
+    source = sources.fit(source, size=image.size, fit=image.fit, channels=image.channels)
+    height, width = source.train.images.shape[2:]
+    if height != width:
+        raise UserError(f"the images of {source.name} are {height}x{width}, not square", "set image.size, with image.fit=resize or pad")
+    return source
 
 
 def make_federation(options: Config, source: Source) -> Federation:
@@ -288,6 +304,7 @@ def _run(
     recipe: str | None, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool, watch: Watcher | None
 ) -> Result:
     method, options, source, federation = prepare(recipe, keys, download=download)
+    check_trackers(options.track)
     plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{options.method}-{options.data}-seed{options.seed}")
     folder = RunFolder.new(out, name or plain.strip("-").lower()[-80:])
     with folder.locked():
@@ -299,7 +316,7 @@ def _run(
         except BaseException:
             folder.remove()  # nothing was run, so nothing stays behind
             raise
-        return at_work.go(stop_after, watch)
+        return _tracked(at_work, stop_after, watch)
 
 
 def resume(path: str | Path, *, stop_after: int | None = None, source: Source | None = None, watch: Watcher | None = None) -> Result:
@@ -313,6 +330,7 @@ def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Wa
     method, options = stored(folder.config)
     if folder.committed() >= options.rounds and folder.concluded() == "finished":
         return Result(folder.path)
+    check_trackers(options.track)
     with folder.locked():
         source = load_source(options, source)
         if folder.federation.is_file():
@@ -323,7 +341,23 @@ def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Wa
             _save(federation, folder.federation, source)
         at_work = Run(folder, method, options, source, federation)
         at_work.restore()
-        return at_work.go(stop_after, watch)
+        return _tracked(at_work, stop_after, watch)
+
+
+def _tracked(at_work: Run, stop_after: int | None, watch: Watcher | None) -> Result:
+    """Goes, and has the run's trackers told of it."""
+    o = at_work.options
+    about = o.model_dump(mode="json", exclude={"track", "data_dir"}) | {
+        "config_hash": config_hash(o), "fingerprint": at_work.federation.fingerprint,
+    }  # fmt: skip
+    with Tracking(at_work.folder.path, o.track, about) as tracking:
+
+        def both(event: str, what: Any) -> None:
+            if watch:
+                watch(event, what)
+            tracking(event, what)
+
+        return at_work.go(stop_after, both)
 
 
 def _check_data(federation: Federation, source: Source) -> None:

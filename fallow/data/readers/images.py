@@ -36,7 +36,7 @@ def decode(paths: Sequence[Path], size: int | None = None, channels: int | None 
 
     def fill(place: tuple[int, Path]) -> None:
         index, path = place
-        out[index] = _pixels(path, channels, shape)
+        out[index] = read(path, channels, shape)
 
     in_threads(fill, list(enumerate(paths)))
     return out
@@ -87,7 +87,9 @@ def _survey(path: Path) -> tuple[str, tuple[int, int]]:
     return _opened(path, lambda image: (image.mode, (image.height, image.width)))
 
 
-def _pixels(path: Path, channels: int, shape: tuple[int, int]) -> np.ndarray:
+def read(path: Path, channels: int, shape: tuple[int, int]) -> np.ndarray:
+    """uint8 [C, H, W] of a file, resized where it has another shape."""
+
     def pixels(image: Any) -> np.ndarray:
         array = array_of(image, channels)
         return array if array.shape[1:] == shape else resized(array[None], *shape)[0]

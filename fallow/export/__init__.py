@@ -1,0 +1,78 @@
+"""`fallow export`: a run's model as weights, as graphs that need no Fallow, and with a card that tells what it is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from fallow import disk
+from fallow.errors import UserError, suggest
+from fallow.export import formats
+from fallow.export.card import card
+from fallow.export.inputs import FromPixels, Inputs, by_batch
+from fallow.runs import Result, load_result
+
+FORMATS = ("safetensors", "torch-export", "onnx")
+FILES = {"safetensors": "model.safetensors", "torch-export": "model.pt2", "onnx": "model.onnx"}
+
+
+@dataclass(frozen=True)
+class Exported:
+    path: Path
+    files: list[str]
+    left_out: list[str]  # sentences about formats that `all` could not have
+
+
+def export(run: str | Path, out: str | Path | None = None, format: str = "all") -> Exported:
+    """Writes weights, model card, settings and summary to a folder (default: RUN/export), and graphs by `format`.
+
+    `all` is every format that this machine and this model can have. The folder can be given to `fallow.load` and
+    `fallow predict` in the run's place.
+    """
+    if format not in (*FORMATS, "all"):
+        raise UserError(f"there is no format {format!r}", suggest(format, [*FORMATS, "all"]))
+    result = load_result(run)
+    target = Path(out) if out else result.path / "export"
+    if target.resolve() == result.path.resolve():
+        raise UserError(f"{target} is the run itself", "choose another folder with -o")
+    graphs, left_out = _graphs(result, format)
+    weights = (result.path / "model.safetensors").read_bytes()
+    settings = re.sub(r"(?m)^data_dir: .*$", "data_dir: null", (result.path / "config.yaml").read_text())
+    names = ["model.safetensors", *(FILES[g] for g in graphs)]
+    try:
+        with disk.told(target, "choose another folder with -o"):
+            target.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise UserError(f"{target} is a file, not a folder", "choose another name with -o") from None
+    contents: dict[str, bytes | str] = {"model.safetensors": weights, "config.yaml": settings, "summary.json": (result.path / "summary.json").read_text()}
+    contents |= {FILES[name]: data for name, data in graphs.items()}
+    contents["README.md"] = card(result, names)
+    for name, data in contents.items():
+        disk.write(target / name, data)
+    return Exported(target, list(contents), left_out)
+
+
+def _graphs(result: Result, format: str) -> tuple[dict[str, bytes], list[str]]:
+    """The bytes of each graph that was asked for; of `all` those that can be had, and why not the others."""
+    inputs, net = Inputs.of(result), result.model()
+    if format == "safetensors":
+        return {}, []
+    made: dict[str, bytes] = {}
+    left_out: list[str] = []
+    try:
+        traced = formats.program(FromPixels(net, inputs), inputs.shape, fewest=2 if by_batch(net) else 1)
+    except UserError as error:
+        if format != "all":
+            raise
+        return {}, [f"no graph was written: {error.cause}"]
+    for name, write in (("torch-export", formats.torch_export), ("onnx", formats.onnx)):
+        if format not in (name, "all"):
+            continue
+        try:
+            made[name] = write(traced)
+        except UserError as error:
+            if format != "all":
+                raise
+            left_out.append(f"{FILES[name]} was not written: {error.cause}")
+    return made, left_out

@@ -1,0 +1,83 @@
+"""The figure of a federation for a paper: clients x classes, a disc per holding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fallow.data.federate import Federation
+from fallow.data.holdings import measured
+from fallow.errors import UserError
+from fallow.runs import Result, load_source, make_federation
+
+COLOURS = {"labelled": "#D55E00", "unlabelled": "#0072B2"}
+DISCS = 60  # clients; beyond these shades read better
+
+
+def partition(canvas: Any, run: Result, width: float) -> str:
+    """Labelled above unlabelled, or beside each other on a wide figure. The data set must be there: it has the classes."""
+    options = run.config
+    try:
+        source = load_source(options)
+    except UserError as error:
+        raise UserError(f"the classes of {run.path} cannot be drawn without its data: {error.cause}", error.remedy) from None
+    file = run.path / "federation.npz"
+    federation = Federation.load(file) if file.is_file() else make_federation(options, source)
+    sides = {n: c.T for n, c in federation.counts(source.train.labels.numpy(), len(source.classes)).items() if c.any()}
+    if not sides:
+        raise UserError(f"no class of an image of {run.path} is known", "draw a run on data with labels")
+    wide = width >= 5 and len(sides) > 1
+    classes, clients = next(iter(sides.values())).shape
+    panel = (width - 0.6) / (2 if wide else 1)
+    high = min(max(panel * classes / clients, min(1.3, 0.13 * classes)), 1.1 * panel)
+    rows, columns = (1, len(sides)) if wide else (len(sides), 1)
+    canvas.set_size_inches(width, rows * (high + 0.45) + 0.2)
+    axes = np.atleast_1d(canvas.subplots(rows, columns, sharex=True, sharey=True))
+    for place, (axis, (side, counts)) in enumerate(zip(axes, sides.items())):
+        (_discs if clients <= DISCS else _shades)(canvas, axis, counts, COLOURS[side], side)
+        axis.set_xlabel("Client" if wide or place == len(sides) - 1 else "")
+        axis.set_ylabel("Class" if not wide or place == 0 else "")
+        _names(axis, list(source.classes), int(high / 0.13), 0.0 if clients <= DISCS else 0.5)
+    return _caption(federation, sides) + (" Areas are counts." if clients <= DISCS else " Darker is more.")
+
+
+def _caption(federation: Federation, sides: dict[str, np.ndarray]) -> str:
+    spec, texts = federation.spec, []
+    for side, counts in sides.items():
+        r = measured(counts.T)
+        texts.append(f"{side} {int(counts.sum()):,}" + ("" if r is None else f" (R = {r:.3f})"))
+    server = f", {len(federation.server.labelled):,} labelled images at the server" if len(federation.server.labelled) else ""
+    return f"Images by class and client, {spec.get('partition', '')}: {', '.join(texts)}{server}."
+
+
+def _discs(canvas: Any, axis: Any, counts: np.ndarray, colour: str, side: str) -> None:
+    """Areas as the counts; the largest fills its cell."""
+    from matplotlib.collections import EllipseCollection
+
+    classes, clients = counts.shape
+    at = np.argwhere(counts)
+    size = 0.94 * np.sqrt(counts[counts > 0] / counts.max())
+    axis.set_xlim(-0.6, clients - 0.4)
+    axis.set_ylim(-0.6, classes - 0.4)
+    unit: Any = "x" if axis.bbox.width / clients <= axis.bbox.height / classes else "y"
+    axis.add_collection(EllipseCollection(
+        size, size, np.zeros(len(at)), units=unit, offsets=at[:, ::-1], offset_transform=axis.transData, facecolor=colour, linewidth=0,
+    ))  # fmt: skip
+    axis.set_title(f"{side}, largest {int(counts.max()):,}", loc="left")
+
+
+def _shades(canvas: Any, axis: Any, counts: np.ndarray, colour: str, side: str) -> None:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    depth = LinearSegmentedColormap.from_list("depth", ["#ffffff", colour, "#000000"])
+    axis.pcolormesh(np.sqrt(counts), cmap=depth, vmin=0, vmax=1.35 * np.sqrt(counts.max()), rasterized=True)
+    axis.set_title(f"{side}, darkest {int(counts.max()):,}", loc="left")
+
+
+def _names(axis: Any, names: list[str], most: int, centre: float) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
+    shown = range(0, len(names), -(-len(names) // max(1, most)))
+    axis.set_yticks([i + centre for i in shown], [names[i][:16] for i in shown])
