@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -98,11 +99,20 @@ def resume(
 
 
 @app.command("list")
-def list_(what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|recipes|views")], data_dir: DataDir = None) -> None:
+def list_(
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|recipes|views")],
+    data_dir: DataDir = None,
+    no_time: Annotated[bool, typer.Option("--no-time", help="Recipes without the time they take on this machine.")] = False,
+) -> None:
     """What there is."""
-    from fallow.listing import rows
+    from fallow.listing import TIMES, rows
 
-    _print_table(rows(what, data_dir))
+    times = what == "recipes" and not no_time
+    with console.status("measuring how fast this machine trains (once)") if times else nullcontext():
+        found = rows(what, data_dir, times)
+    _print_table(found)
+    if times:
+        console.print(f"\n{TIMES}", soft_wrap=True)
 
 
 @app.command()

@@ -10,13 +10,13 @@ Rows = list[tuple[str, ...]]
 KINDS = ("methods", "datasets", "models", "partitions", "recipes", "views")
 
 
-def rows(what: str, data_dir: str | None = None) -> Rows:
-    """A title row and the rows of one kind."""
+def rows(what: str, data_dir: str | None = None, times: bool = False) -> Rows:
+    """A title row and the rows of one kind; of recipes with the time they take here, if `times`."""
     if what not in KINDS:
         raise UserError(f"there is nothing to list under {what!r}", suggest(what, KINDS))
     return {
-        "methods": _methods, "models": _models, "partitions": _partitions, "recipes": _recipes, "views": _views,
-        "datasets": lambda: _datasets(data_dir),
+        "methods": _methods, "models": _models, "partitions": _partitions, "views": _views,
+        "recipes": _recipes_with_times if times else _recipes, "datasets": lambda: _datasets(data_dir),
     }[what]()  # fmt: skip
 
 
@@ -65,6 +65,24 @@ def _recipes() -> Rows:
     from fallow.runs.settings import recipes
 
     return [("recipe", "what"), *[(n, str(read_yaml(p).get("about", ""))) for n, p in recipes().items()]]
+
+
+TIMES = (
+    "Times are estimates for this machine, good to about a factor of two: images of a round by what one step of the model was "
+    "measured to take, every pseudo-label taken as accepted. A run: of the paper's own method, over the table's cells."
+)
+
+
+def _recipes_with_times() -> Rows:
+    from fallow.runs.estimate import of_recipe, span, told
+    from fallow.runs.speed import speed
+
+    title, *body = _recipes()
+    out: Rows = [(*title, "a run", "runs", "all of them")]
+    for row in body:
+        e = of_recipe(row[0], speed)
+        out.append((*row, *(("", "", "") if e is None else (span(e.shortest, e.longest), str(e.runs), told(e.total)))))
+    return out
 
 
 def _views() -> Rows:

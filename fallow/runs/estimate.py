@@ -1,0 +1,160 @@
+"""About how long a run takes here: the images a typical party's plan draws, times what one costs on this machine.
+
+Counted are the views that the plans of a round's parties make, each once through the net and back, and the images that are
+only predicted: the test set, what is labelled before the steps, static batch norm's pass. Every pseudo-label is taken to
+be accepted, sizes of parties to be equal. Good to about a factor of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from fallow import draws
+from fallow.config import Config
+from fallow.data import sources
+from fallow.data.samples import Samples
+from fallow.engine.party import Party
+from fallow.engine.world import NORM_MEANS
+from fallow.errors import UserError
+from fallow.methods.base import Method
+from fallow.models import default_norm
+from fallow.runs.speed import Speed
+
+IMAGES = {  # of training, of test
+    "digits": (1500, 297), "cifar10": (50_000, 10_000), "cifar100": (50_000, 10_000), "svhn": (73_257, 26_032),
+    "mnist": (60_000, 10_000), "fashion-mnist": (60_000, 10_000), "emnist:balanced": (112_800, 18_800),
+    "emnist:byclass": (697_932, 116_323), "stl10": (105_000, 8000), "cinic10": (90_000, 90_000), "tinyimagenet": (100_000, 10_000),
+}  # fmt: skip
+
+Measure = Callable[..., Speed]
+
+
+@dataclass(frozen=True)
+class Work:
+    """Images of one round: through the net and back, and predicted."""
+
+    trained: float
+    predicted: float
+
+
+class _Typical(Party):
+    """A party of so many images, for plans that are only counted."""
+
+    def __init__(self, options: Config, is_server: bool, labelled: int, unlabelled: int):
+        self.options, self.is_server, self.slot = options, is_server, None  # type: ignore[assignment]
+        self.id, self.round, self.turn, self.received = 0, 1, 0, {}
+        self.labelled = Samples.of(np.arange(labelled), np.zeros(labelled, np.int64))
+        self.unlabelled = Samples.of(np.arange(unlabelled))
+
+    def key(self, *parts: int | str) -> int:
+        return draws.key(*parts)
+
+
+def work(method: type[Method], o: Config, train: int, test: int, classes: int) -> Work:
+    """What a round of these settings asks for."""
+    labels = _labels(o, train, classes)
+    at_server = labels if o.labels == "server" else 0
+    hidden = 0 if o.labels == "all" else train - labels + (labels if o.labelled_as_unlabelled and not at_server else 0)
+    own, unlabelled = round((labels - at_server) / o.clients), round(o.unlabelled_ratio * hidden / o.clients)
+    made = method(o, classes)
+    trained = float(o.active_count * _views(made, _Typical(o, False, own, unlabelled)))
+    predicted = test / o.eval_every
+    if at_server:
+        trained += _views(made, _Typical(o, True, at_server, 0))
+    if method.begin is not Method.begin:
+        predicted += o.active_count * unlabelled
+    if NORM_MEANS.get(o.norm or "", o.statistics) == "static" and (o.norm or default_norm(o.model)) in ("bn", "sbn"):
+        predicted += {"all": train, "server": at_server}.get(o.sbn_data, o.active_count * (own + unlabelled))
+    return Work(trained, predicted)
+
+
+def _labels(o: Config, train: int, classes: int) -> int:
+    if o.labels == "all":
+        return train
+    if o.label_per_class is not None:
+        return min(train, o.label_per_class * classes * (1 if o.labels == "server" else o.clients))
+    return o.label_count or round((o.label_ratio or 0.05) * train)
+
+
+def _views(method: Method, party: _Typical) -> int:
+    """The views a party's plan makes."""
+    found = {"label": np.zeros(len(party.unlabelled), np.int64), "sure": np.ones(len(party.unlabelled), bool)}
+    plan = method.plan(party, found if len(party.unlabelled) else {})
+    return sum(sum(s.sizes(len(segment))) * len(s.views) for segment in plan.segments for s in segment.streams.values() if s)
+
+
+def seconds(method: type[Method], o: Config, measure: Measure) -> float | None:
+    """Of a whole run; None where the data set's size is not known before it is read."""
+    listed = {d.name: d for d in sources.names()}.get(o.data)
+    if listed is None or o.data not in IMAGES or listed.size is None or listed.channels is None or listed.classes is None:
+        return None
+    one = measure(o.model, o.image.channels or listed.channels, o.image.size or listed.size, o.device)
+    todo = work(method, o, *IMAGES[o.data], listed.classes)
+    return o.rounds * (todo.trained * one.train + todo.predicted * one.infer)
+
+
+# -- recipes -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Estimate:
+    runs: int
+    shortest: float
+    longest: float
+    total: float
+
+
+def of_recipe(name: str, measure: Measure) -> Estimate | None:
+    """A run of the recipe's own method, over its cells, and all that `fallow table` would run; None if not to be told."""
+    from fallow.report.grid import Grids
+    from fallow.runs.settings import Grid, recipe, resolve
+
+    keys = recipe(name)
+    grid = Grid.of(keys)
+    if grid is None:
+        if "data" not in keys:  # a protocol, for any data set
+            return None
+        if (one := _one(lambda: resolve(keys, {}), measure)) is None:
+            return None
+        return Estimate(1, one, one, one)
+    own, total, runs = [], 0.0, 0
+    for entry in Grids(*name.split("/")).entries:
+        taken = None if entry.missing else _one(lambda: resolve(entry.keys, {}), measure)
+        if taken is not None:
+            own += [taken] if entry.own else []
+            total, runs = total + grid.seeds * taken, runs + grid.seeds
+    return Estimate(runs, min(own), max(own), total) if own else None
+
+
+def _one(settings: Callable[[], tuple[type[Method], Config]], measure: Measure) -> float | None:
+    try:
+        method, options = settings()
+        return seconds(method, options, measure)
+    except UserError:  # a base that is no whole setting
+        return None
+
+
+def told(s: float) -> str:
+    """A time in words, to two digits.
+
+    >>> [told(s) for s in (4.2, 50, 100, 5400, 90_000, 3e6)]
+    ['4.2 s', '50 s', '1.7 min', '1.5 h', '25 h', '35 days']
+    """
+    for unit, size, limit in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 36), ("days", 86_400, float("inf"))):
+        if s < limit * size:
+            value = s / size
+            return f"{value:.1f} {unit}" if value < 9.5 else f"{float(f'{value:.2g}'):g} {unit}"
+    raise ValueError(s)
+
+
+def span(shortest: float, longest: float) -> str:
+    """From one time to another.
+
+    >>> span(60, 60), span(3600 * 2, 3600 * 5), span(3000, 7200)
+    ('60 s', '2.0 to 5.0 h', '50 min to 2.0 h')
+    """
+    low, high = told(shortest), told(longest)
+    if low == high:
+        return low
+    return f"{low.split()[0] if low.split()[1] == high.split()[1] else low} to {high}"
