@@ -100,7 +100,7 @@ def resume(
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|recipes|views")],
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|recipes|views|figures")],
     data_dir: DataDir = None,
     no_time: Annotated[bool, typer.Option("--no-time", help="Recipes without the time they take on this machine.")] = False,
 ) -> None:
@@ -252,7 +252,7 @@ def predict(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="accuracy, labels, labellers, partition, bias, diversity or classes.")],
+    name: Annotated[str, typer.Argument(help="See `fallow list figures`.")],
     paths: Annotated[list[str], typer.Argument(metavar="RUN...")],
     out: Annotated[str, typer.Option("--out", "-o", help="File: .png, .svg or .pdf.")],
     width: Annotated[float, typer.Option(help="Inches; 3.5 is a column of a two-column page.")] = 3.5,

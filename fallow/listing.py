@@ -7,7 +7,7 @@ from pathlib import Path
 from fallow.errors import UserError, suggest
 
 Rows = list[tuple[str, ...]]
-KINDS = ("methods", "datasets", "models", "partitions", "recipes", "views")
+KINDS = ("methods", "datasets", "models", "partitions", "recipes", "views", "figures")
 
 
 def rows(what: str, data_dir: str | None = None, times: bool = False) -> Rows:
@@ -15,7 +15,7 @@ def rows(what: str, data_dir: str | None = None, times: bool = False) -> Rows:
     if what not in KINDS:
         raise UserError(f"there is nothing to list under {what!r}", suggest(what, KINDS))
     return {
-        "methods": _methods, "models": _models, "partitions": _partitions, "views": _views,
+        "methods": _methods, "models": _models, "partitions": _partitions, "views": _views, "figures": _figures,
         "recipes": _recipes_with_times if times else _recipes, "datasets": lambda: _datasets(data_dir),
     }[what]()  # fmt: skip
 
@@ -89,6 +89,12 @@ def _views() -> Rows:
     from fallow.data.views import view_names
 
     return [("view",), *[(v,) for v in view_names()]]
+
+
+def _figures() -> Rows:
+    from fallow.report.figures import described
+
+    return [("figure", "what"), *described()]
 
 
 def compared(paths: list[str]) -> Rows:

@@ -45,11 +45,11 @@ def test_run_quietly_and_from_a_recipe(fallow_cli: Any) -> None:
     assert sum(p.numel() for p in result.model().parameters()) == 94186
 
 
-@pytest.mark.parametrize("what", ["methods", "datasets", "models", "partitions", "recipes", "views"])
+@pytest.mark.parametrize("what", ["methods", "datasets", "models", "partitions", "recipes", "views", "figures"])
 def test_lists(what: str, fallow_cli: Any) -> None:
-    told = fallow_cli("list", what)
+    told = fallow_cli("list", what, "--no-time")
     wanted = {"methods": list(REGISTERED), "datasets": ["digits", "cifar10", "folder:PATH"], "models": ["small-cnn", "wrn-28-2"],
-              "partitions": ["iid", "shards"], "recipes": ["default"], "views": ["weak", "ra-mc"]}[what]  # fmt: skip
+              "partitions": ["iid", "shards"], "recipes": ["default"], "views": ["weak", "ra-mc"], "figures": ["accuracy", "partition"]}[what]  # fmt: skip
     firsts = [line.split()[0] for line in told.out.splitlines()[1:] if line.strip()]
     assert told.code == 0 and set(wanted) <= set(firsts)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -86,9 +87,14 @@ def _views(method: Method, party: _Typical) -> int:
     return sum(sum(s.sizes(len(segment))) * len(s.views) for segment in plan.segments for s in segment.streams.values() if s)
 
 
+@cache
+def _listed() -> dict[str, sources.Listed]:
+    return {d.name: d for d in sources.names()}
+
+
 def seconds(method: type[Method], o: Config, measure: Measure) -> float | None:
     """Of a whole run; None where the data set's size is not known before it is read."""
-    listed = {d.name: d for d in sources.names()}.get(o.data)
+    listed = _listed().get(o.data)
     if listed is None or o.data not in IMAGES or listed.size is None or listed.channels is None or listed.classes is None:
         return None
     one = measure(o.model, o.image.channels or listed.channels, o.image.size or listed.size, o.device)
@@ -108,22 +114,19 @@ class Estimate:
 def of_recipe(name: str, measure: Measure) -> Estimate | None:
     """A run of the recipe's own method, over its cells, and all that `fallow table` would run; None if not to be told."""
     from fallow.report.grid import Grids
-    from fallow.runs.settings import Grid, recipe, resolve
+    from fallow.runs.settings import recipe, resolve
 
-    keys = recipe(name)
-    grid = Grid.of(keys)
-    if grid is None:
-        if "data" not in keys:  # a protocol, for any data set
-            return None
-        if (one := _one(lambda: resolve(keys, {}), measure)) is None:
-            return None
-        return Estimate(1, one, one, one)
-    own, total, runs = [], 0.0, 0
-    for entry in Grids(*name.split("/")).entries:
+    if name.endswith("/base"):  # a protocol, for any data set
+        return None
+    if "/" not in name:
+        one = _one(lambda: resolve(recipe(name), {}), measure)
+        return None if one is None else Estimate(1, one, one, one)
+    grids, own, total, runs = Grids(*name.split("/")), [], 0.0, 0
+    for entry in grids.entries:
         taken = None if entry.missing else _one(lambda: resolve(entry.keys, {}), measure)
         if taken is not None:
             own += [taken] if entry.own else []
-            total, runs = total + grid.seeds * taken, runs + grid.seeds
+            total, runs = total + grids.grid.seeds * taken, runs + grids.grid.seeds
     return Estimate(runs, min(own), max(own), total) if own else None
 
 
