@@ -74,7 +74,7 @@ TIMES = (
 
 
 def _recipes_with_times() -> Rows:
-    from fallow.runs.estimate import of_recipe, span, told
+    from fallow.report.times import of_recipe, span, told
     from fallow.runs.speed import speed
 
     title, *body = _recipes()

@@ -87,7 +87,8 @@ def test_commands_of_the_readme_are_valid() -> None:
         assert resolved(words).rounds >= 1, words
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda p: str(p.relative_to(DOCS)))
+# the tutorial's commands are run, by test_tutorial.py
+@pytest.mark.parametrize("page", sorted({*DOCS.rglob("*.md")} - {DOCS / "tutorial.md"}), ids=lambda p: str(p.relative_to(DOCS)))
 def test_commands_of_the_pages_are_valid(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)  # examples/ is named from there
     for words in commands(text_of(page)):

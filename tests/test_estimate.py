@@ -13,8 +13,10 @@ from conftest import TINY
 import fallow
 from fallow.engine.nets import NetHandle
 from fallow.methods import REGISTERED, find
+from fallow.report import times
+from fallow.report.times import of_recipe
 from fallow.runs import estimate, prepare, speed
-from fallow.runs.estimate import Work, of_recipe, seconds, work
+from fallow.runs.estimate import Work, seconds, work
 from fallow.runs.settings import recipe, recipes, resolve
 from fallow.runs.speed import Speed
 
@@ -94,6 +96,6 @@ def test_the_list(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     method, options = resolve(recipe("demo"), {})
     images = work(method, options, *estimate.IMAGES["digits"], 10)
     expected = 20 * (images.trained * 0.001 + images.predicted * 0.0003)
-    assert line.rstrip().endswith(estimate.told(expected)) and "Times are estimates for this machine" in told
+    assert line.rstrip().endswith(times.told(expected)) and "Times are estimates for this machine" in told
     plain = fallow_cli("list", "recipes", "--no-time").out
     assert "Times are" not in plain and plain.splitlines()[0].split() == ["recipe", "what"]

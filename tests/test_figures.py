@@ -99,6 +99,11 @@ def test_labels_and_labellers(runs: list[Path]) -> None:
     canvas, _ = drawn("labels", runs[:3])
     above, below = canvas.axes
     assert above.lines[0].get_ydata() == pytest.approx([10, 20, 30]) and below.lines[0].get_ydata() == pytest.approx([60, 70, 80])
+    for path in runs[:3]:  # nobody knows the true labels of these images
+        rows = [json.loads(line) | {"label_accuracy": None} for line in (path / "metrics.jsonl").read_text().splitlines()]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    canvas, caption = drawn("labels", runs[:3])
+    assert len(canvas.axes) == 1 and caption.startswith("Unlabelled images that got a pseudo-label;")
     canvas, _ = drawn("labellers", runs[:1])
     assert [line.get_ydata()[0] for line in canvas.axes[0].lines] == pytest.approx([60, 50])
     with pytest.raises(UserError, match="avg has no label_ratio in its metrics; leave it out: its method gives no pseudo-labels"):

@@ -76,16 +76,19 @@ def _accuracy(canvas: Any, r: Request) -> str:
 
 
 def _labels(canvas: Any, r: Request) -> str:
-    """Share of unlabelled images that got a label above, their accuracy below."""
-    rows = [("label_ratio", "Pseudo-labelled (%)"), ("label_accuracy", "Label accuracy (%)")]
-    canvas.set_size_inches(r.width, 1.05 * r.width)
-    drawn = []
-    for axis, (column, title) in zip(canvas.subplots(len(rows), sharex=True), rows):
+    """Share of unlabelled images that got a label above, their accuracy below, unless no run knows the true ones."""
+    rows = {"label_ratio": "Pseudo-labelled (%)", "label_accuracy": "Label accuracy (%)"}
+    about = "Unlabelled images that got a pseudo-label (above), and how many of these labels are right (below)"
+    if not any(series.has(run, "label_accuracy") for g in r.groups for run in g.runs):
+        rows, about = {"label_ratio": rows["label_ratio"]}, "Unlabelled images that got a pseudo-label"
+    canvas.set_size_inches(r.width, (0.16 + 0.45 * len(rows)) * r.width)
+    drawn, axes = [], np.atleast_1d(canvas.subplots(len(rows), sharex=True))
+    for axis, (column, title) in zip(axes, rows.items()):
         drawn = [series.curve(g, column) for g in r.groups]
         _lines(axis, [(g.label, c, 0) for g, c in zip(r.groups, drawn)], 100)
-        _finish(axis, "Round" if column == rows[-1][0] else "", title)
-    _legend(canvas, axis)
-    return f"Unlabelled images that got a pseudo-label (above), and how many of these labels are right (below){_band(drawn)}."
+        _finish(axis, "Round" if axis is axes[-1] else "", title)
+    _legend(canvas, axes[-1])
+    return f"{about}{_band(drawn)}."
 
 
 def _labellers(canvas: Any, r: Request) -> str:

@@ -101,6 +101,10 @@ def curve(group: Group, column: str, part: str | None = None) -> Curve:
     return Curve(np.array(rounds), table.mean(0), table.std(0), len(found))
 
 
+def has(run: Result, column: str) -> bool:
+    return any(row.get(column) is not None for row in run.metrics)
+
+
 def _values(run: Result, column: str, part: str | None) -> dict[int, float]:
     out = {}
     for row in run.metrics:
