@@ -74,12 +74,14 @@ def test_rounds_that_all_seeds_have(tmp_path: Path) -> None:
 
 def test_groups_are_named_by_what_differs(tmp_path: Path, runs: list[Path]) -> None:
     more = [result(tmp_path / "x", method="fixmatch", threshold=0.5), result(tmp_path / "y", method="fixmatch", threshold=0.5, lr=0.2)]
-    assert [g.label for g in series.groups([runs[0], *more])] == ["lr=0.03, threshold=0.95", "lr=0.03, threshold=0.5", "lr=0.2, threshold=0.5"]
-    assert [g.label for g in series.groups([runs[0], more[0], runs[3]])] == ["FixMatch, threshold=0.95", "FixMatch, threshold=0.5", "FedAvg"]
+    assert [g.label for g in series.groups([runs[0], *more])] == [
+        "FixMatch lr=0.03 threshold=0.95", "FixMatch lr=0.03 threshold=0.5", "FixMatch lr=0.2 threshold=0.5"
+    ]
+    assert [g.label for g in series.groups([runs[0], more[0], runs[3]])] == ["FixMatch threshold=0.95", "FixMatch threshold=0.5", "FedAvg"]
     other = result(tmp_path / "z", method="fixmatch", checkpoint_every=7, slots=3)  # not what a run is
     assert len(series.groups([runs[0], other])) == 1
     assert [g.label for g in series.groups(runs, ["ours", "theirs"])] == ["ours", "theirs"]
-    with pytest.raises(UserError, match="1 names for 2 groups of runs; name each of: FixMatch, FedAvg"):
+    with pytest.raises(UserError, match="1 names for 2 groups of runs; name each of: FixMatch; FedAvg"):
         series.groups(runs, ["ours"])
 
 
@@ -151,6 +153,21 @@ def test_partition_is_the_federation(runs: list[Path]) -> None:
     assert "labelled 100 (R = " in caption and "unlabelled 1,400 (R = " in caption
     with pytest.raises(UserError, match="the figure partition is of one run"):
         drawn("partition", runs[:2])
+
+
+def test_partition_of_a_whole_run_needs_no_data(runs: list[Path]) -> None:
+    _, options = resolve({}, {"data": "digits", "label_count": 100, "clients": 5, "partition": "shards:4", "method": "fixmatch"})
+    source = sources.load("digits")
+    labels = source.train.labels.numpy().copy()
+    made = make_federation(options, source)
+    labels[made.clients[0].unlabelled] = -1  # nobody knows what client 0 holds
+    made.save(runs[0] / "federation.npz", labels, source.classes)
+    config = runs[0] / "config.yaml"
+    config.write_text(config.read_text().replace("data: digits", "data: cifar10"))
+    canvas, _ = drawn("partition", runs[:1])
+    assert [t.get_text() for t in canvas.axes[1].get_yticklabels()][-1] == "unknown"
+    offsets = canvas.axes[1].collections[0].get_offsets().astype(int)
+    assert {tuple(o) for o in offsets if o[0] == 0} == {(0, 10)}
 
 
 def test_partition_without_the_data(tmp_path: Path) -> None:

@@ -51,11 +51,11 @@ def test_every_command(fallow_cli: Any, tmp_path: Path) -> None:
             if text.startswith("run "):  # what the command before it prints, times and figures aside
                 assert titles(text) == titles(printed)
                 assert [line.split()[:5] for line in text.splitlines()] == [line.split()[:5] for line in printed.splitlines()]
-    assert commands == ["split", "run", "run", "run", "compare", "figure", "figure", "export", "predict"]
+    assert commands == ["split", "run", "run", "run", "compare", "report", "figure", "figure", "export", "predict"]
     assert len(list(Path("photos/unlabelled").iterdir())) == 1400 and Path("who.png").stat().st_size > 1000
     with open("labels.csv", newline="") as f:
         rows = list(csv.DictReader(f))
     assert len(rows) == 1400 and {r["label"] for r in rows} <= set("0123456789")
     assert {"README.md", "model.safetensors", "model.pt2"} <= {p.name for p in Path("digits-model").iterdir()}
-    for file in ("accuracy.svg", "labels.png"):
+    for file in ("report.html", "accuracy.svg", "labels.png"):
         assert Path(file).stat().st_size > 1000

@@ -200,10 +200,7 @@ def _classes(canvas: Any, r: Request) -> str:
 
 
 def _class_names(group: Group, count: int) -> list[str]:
-    try:
-        names = group.runs[0].summary.get("class_names", [])
-    except UserError:  # it has none yet
-        names = []
+    names = group.runs[0].summary.get("class_names", [])
     return list(names) if len(names) == count else [str(i) for i in range(count)]
 
 

@@ -6,31 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from fallow.data.federate import Federation
-from fallow.data.holdings import measured
+from fallow.data.holdings import Federation, Held, measured
 from fallow.errors import UserError
-from fallow.runs import Result, load_source, make_federation
+from fallow.report.reading import Run
+from fallow.runs import load_result, load_source, make_federation
 
 COLOURS = {"labelled": "#D55E00", "unlabelled": "#0072B2"}
 DISCS = 60  # clients; beyond these shades read better
 
 
-def partition(canvas: Any, run: Result, width: float) -> str:
-    """Labelled above unlabelled, or beside each other on a wide figure. The data set must be there: it has the classes."""
-    options = run.config
-    try:
-        source = load_source(options)
-    except UserError as error:
-        raise UserError(f"the classes of {run.path} cannot be drawn without its data: {error.cause}", error.remedy) from None
-    file = run.path / "federation.npz"
-    federation = Federation.load(file) if file.is_file() else make_federation(options, source)
-    sides = {n: c.T for n, c in federation.counts(source.train.labels.numpy(), len(source.classes)).items() if c.any()}
-    if not sides:
-        raise UserError(f"no class of an image of {run.path} is known", "draw a run on data with labels")
+def partition(canvas: Any, run: Run, width: float) -> str:
+    """Labelled above unlabelled, or beside each other on a wide figure."""
+    held = _held(run)
+    both = {"labelled": held.labelled, "unlabelled": held.unlabelled}
+    sides = {name: counts.T for name, counts in both.items() if counts.any()}
     wide = width >= 5 and len(sides) > 1
-    classes, clients = next(iter(sides.values())).shape
+    classes, clients = len(held.classes), len(held.clients)
     panel = (width - 0.6) / (2 if wide else 1)
-    high = min(max(panel * classes / clients, min(1.3, 0.13 * classes)), 1.1 * panel)
+    high = min(max(panel * classes / clients, min(1.3, 0.13 * classes)), panel, 0.26 * classes)
     rows, columns = (1, len(sides)) if wide else (len(sides), 1)
     canvas.set_size_inches(width, rows * (high + 0.45) + 0.2)
     axes = np.atleast_1d(canvas.subplots(rows, columns, sharex=True, sharey=True))
@@ -38,17 +31,31 @@ def partition(canvas: Any, run: Result, width: float) -> str:
         (_discs if clients <= DISCS else _shades)(canvas, axis, counts, COLOURS[side], side)
         axis.set_xlabel("Client" if wide or place == len(sides) - 1 else "")
         axis.set_ylabel("Class" if not wide or place == 0 else "")
-        _names(axis, list(source.classes), int(high / 0.13), 0.0 if clients <= DISCS else 0.5)
-    return _caption(federation, sides) + (" Areas are counts." if clients <= DISCS else " Darker is more.")
+        _names(axis, list(held.classes), int(high / 0.13), 0.0 if clients <= DISCS else 0.5)
+    return _caption(held, str(run.config.get("partition"))) + (" Areas are counts." if clients <= DISCS else " Darker is more.")
 
 
-def _caption(federation: Federation, sides: dict[str, np.ndarray]) -> str:
-    spec, texts = federation.spec, []
-    for side, counts in sides.items():
-        r = measured(counts.T)
-        texts.append(f"{side} {int(counts.sum()):,}" + ("" if r is None else f" (R = {r:.3f})"))
-    server = f", {len(federation.server.labelled):,} labelled images at the server" if len(federation.server.labelled) else ""
-    return f"Images by class and client, {spec.get('partition', '')}: {', '.join(texts)}{server}."
+def _held(run: Run) -> Held:
+    """Everyone's classes: in the run's folder, else made again from settings and data."""
+    file = run.path / "federation.npz"
+    if file.is_file() and (held := Held.load(file)[0]).classes != ("samples",):
+        return held
+    options = load_result(run.path).config
+    try:
+        source = load_source(options)
+    except UserError as error:
+        raise UserError(f"the classes of {run.path} cannot be drawn without its data: {error.cause}", error.remedy) from None
+    federation = Federation.load(file) if file.is_file() else make_federation(options, source)
+    return Held.of(federation, source.train.labels.numpy(), source.classes)
+
+
+def _caption(held: Held, how: str) -> str:
+    known, texts = len(held.classes) - (held.classes[-1] == "unknown"), []
+    for side, counts in (("labelled", held.labelled), ("unlabelled", held.unlabelled)):
+        r = measured(counts[:, :known])
+        texts += [f"{side} {int(counts.sum()):,}" + ("" if r is None else f" (R = {r:.3f})")] if counts.any() else []
+    server = f", {int(held.server.sum()):,} labelled images at the server" if held.server.any() else ""
+    return f"Images by class and client, {how}: {', '.join(texts)}{server}."
 
 
 def _discs(canvas: Any, axis: Any, counts: np.ndarray, colour: str, side: str) -> None:

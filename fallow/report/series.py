@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from fallow.config import read_yaml
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
-from fallow.runs import Result, load_result
-from fallow.runs.settings import UNHASHED
+from fallow.report.cells import places
+from fallow.report.reading import Run, found, named
 
 Floats = np.ndarray
 
@@ -24,7 +21,7 @@ class Group:
     """Runs that differ only in their seed."""
 
     label: str
-    runs: tuple[Result, ...]
+    runs: tuple[Run, ...]
 
 
 @dataclass(frozen=True)
@@ -40,52 +37,22 @@ class Curve:
 def groups(paths: Sequence[str | Path], names: Sequence[str] | None = None) -> list[Group]:
     """The runs in groups, in the order given; named by the settings in which the groups differ, or as `names` says."""
     if len(paths) > 1:  # `runs/*` may hold other folders
-        paths = [p for p in paths if not Path(p).is_dir() or (Path(p) / "config.yaml").is_file()]
-    results = [load_result(p) for p in paths]
-    if not results:
+        paths = [p for p in paths if not Path(p).is_dir() or any(Path(p).rglob("config.yaml"))]
+    runs = [Run.at(path) for path in found(paths)]
+    if not runs:
         raise UserError("none of these folders is a run", "give folders of runs, such as runs/NAME")
-    settings = [_settings(r.path) for r in results]
-    order = list(dict.fromkeys(_key(s) for s in settings))
-    first = [next(s for s in settings if _key(s) == key) for key in order]
-    if names and len(names) != len(order):
-        listed = ", ".join(_labels(first))
-        raise UserError(f"{len(names)} names for {len(order)} groups of runs", f"name each of: {listed}")
-    members = [tuple(r for r, s in zip(results, settings) if _key(s) == key) for key in order]
-    return [Group(*pair) for pair in zip(names or _labels(first), members)]
+    families = {family: tuple(r for r in runs if r.family == family) for family in dict.fromkeys(r.family for r in runs)}
+    first = [members[0] for members in families.values()]
+    labels = [_capital(name) for name in named([r.config for r in first], [places(r.config, r.path) for r in first])]
+    if names and len(names) != len(labels):
+        raise UserError(f"{len(names)} names for {len(labels)} groups of runs", f"name each of: {'; '.join(labels)}")
+    return [Group(*pair) for pair in zip(names or labels, families.values())]
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    """What makes a run what it is, by dotted key."""
-    left_out = {*UNHASHED, "seed", "version"}
-    return _flat({k: v for k, v in read_yaml(path / "config.yaml").items() if k not in left_out})
-
-
-def _flat(keys: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name, value in keys.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return out
-
-
-def _key(settings: dict[str, Any]) -> str:
-    return json.dumps(settings, sort_keys=True)
-
-
-def _labels(settings: list[dict[str, Any]]) -> list[str]:
-    """By method, and by the settings in which those of the same method differ."""
-    methods = [_method(s) for s in settings]
-    out = []
-    for name, own in zip(methods, settings):
-        alike = [s for s, other in zip(settings, methods) if other == name]
-        differing = [k for k in own if len({str(s.get(k)) for s in alike}) > 1]
-        words = [name] if len(set(methods)) > 1 or not differing else []
-        out.append(", ".join([*words, *(f"{k}={own[k]}" for k in differing)]))
-    return out
-
-
-def _method(settings: dict[str, Any]) -> str:
-    name = str(settings.get("method"))
-    return find(name).__name__ if name in REGISTERED else name.rpartition(":")[2]
+def _capital(name: str) -> str:
+    """A method as its paper spells it."""
+    word, space, rest = name.partition(" ")
+    return (find(word).__name__ if word in REGISTERED else word) + space + rest
 
 
 def curve(group: Group, column: str, part: str | None = None) -> Curve:
@@ -101,13 +68,13 @@ def curve(group: Group, column: str, part: str | None = None) -> Curve:
     return Curve(np.array(rounds), table.mean(0), table.std(0), len(found))
 
 
-def has(run: Result, column: str) -> bool:
-    return any(row.get(column) is not None for row in run.metrics)
+def has(run: Run, column: str) -> bool:
+    return any(row.get(column) is not None for row in run.rows)
 
 
-def _values(run: Result, column: str, part: str | None) -> dict[int, float]:
+def _values(run: Run, column: str, part: str | None) -> dict[int, float]:
     out = {}
-    for row in run.metrics:
+    for row in run.rows:
         value = row.get(column)
         if isinstance(value, dict):
             value = value.get(part)
@@ -121,16 +88,16 @@ def parts(groups: Sequence[Group], column: str) -> list[str]:
     found = []
     for group in groups:
         for run in group.runs:
-            names = list(dict.fromkeys(name for row in run.metrics for name in row.get(column) or ()))
+            names = list(dict.fromkeys(name for row in run.rows for name in row.get(column) or ()))
             if not names:
                 raise lacking(run, column)
             found.append(names)
     return [name for name in found[0] if all(name in other for other in found)]
 
 
-def last_list(run: Result, column: str) -> list[float]:
+def last_list(run: Run, column: str) -> list[float]:
     """The last list that a column holds."""
-    for row in reversed(run.metrics):
+    for row in reversed(run.rows):
         if row.get(column):
             return [float(v) for v in row[column]]
     raise lacking(run, column)
@@ -143,5 +110,5 @@ WHY = {
 }
 
 
-def lacking(run: Result, column: str) -> UserError:
+def lacking(run: Run, column: str) -> UserError:
     return UserError(f"the run {run.path} has no {column} in its metrics", WHY.get(column, "run it with the key `measure`, or leave it out"))
