@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first.run.finish()  # killed before round 3 was committed
     second = tracking.WandB(tmp_path, {"method": "x", "image": {"size": 8}})
     second.begin(ROWS[:2])
-    assert second.id == first.id
+    assert second.id == first.id and second.run.id == first.id
     for row in ROWS[2:]:
         second.log(row)
     second.end({"last": 0.5, "best": 0.5, "best_round": 5, "status": "finished"})
@@ -125,6 +126,28 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [r["_step"] for r in found] == [1, 2, 3, 4, 5]
     assert [r["accuracy"] for r in found] == pytest.approx([r["accuracy"] for r in ROWS])
     assert found[0]["class_accuracy/1"] == 0.1 and "test_loss" not in found[1]
+
+
+def test_wandb_is_told_only_what_its_server_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the package, since there is no server here: it was sent rounds 1 and 2, and step 3 comes next."""
+    told: list[int] = []
+
+    class Server:
+        step, offline, summary = 3, False, {}
+
+        def log(self, values: Any, step: int) -> None:
+            told.append(step)
+
+        def finish(self) -> None:
+            told.append(-1)
+
+    package = types.SimpleNamespace(init=lambda **given: Server(), Settings=lambda **given: None)
+    monkeypatch.setattr(tracking, "_package", lambda name: package)
+    tracker = tracking.WandB(tmp_path, {})
+    tracker.begin(ROWS[:3])
+    tracker.log(ROWS[3])
+    tracker.end(None)
+    assert told == [3, 4, -1]
 
 
 @needs("wandb")

@@ -1,7 +1,7 @@
 """Runs logged to TensorBoard, Weights & Biases and MLflow (the key `track`), beside the run and never in its way.
 
 A thread hands on each round's row. A tracker that is resumed gets the rounds it has not had, and none twice: TensorBoard's
-files are written anew, the others are asked, or noted in `tracking.json`, what they have.
+files and W&B's offline ones are written anew from metrics.jsonl, the others are asked what they have.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -160,28 +161,34 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of the project `fallow` (or WANDB_PROJECT), its files in RUN/wandb; WANDB_MODE is heeded."""
+    """A run of the project `fallow` (or WANDB_PROJECT), its files in RUN/wandb; WANDB_MODE is heeded.
+
+    Where W&B is reached it says which step comes next. Offline nobody does, and a kill takes what was not yet on disk: the
+    earlier sessions' folders make way for one that has all rounds.
+    """
 
     def __init__(self, path: Path, about: Row):
         self.path, self.about, self.note = path, about, Note(path, "wandb")
 
     def begin(self, rows: Sequence[Row]) -> None:
         wandb = _package("wandb")
-        known = self.note.read()
-        self.id, self.last = known.get("id") or uuid4().hex[:8], known.get("round", 0)
+        self.id = self.note.read().get("id") or uuid4().hex[:8]
+        earlier = list(self.path.glob(f"wandb/offline-run-*-{self.id}"))
         self.run = wandb.init(
             project=None if "WANDB_PROJECT" in os.environ else "fallow", id=self.id, resume="allow", name=self.path.name,
             dir=str(self.path), config=self.about, settings=wandb.Settings(console="off", quiet=True),
         )  # fmt: skip
-        self.note.write(id=self.id, round=self.last)
+        self.note.write(id=self.id)
+        self.last = self.run.step - 1
         for row in rows:
             self.log(row)
+        for folder in earlier if self.run.offline else ():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def log(self, row: Row) -> None:
-        if row["round"] > self.last:  # a round that is run again after a kill has the same numbers
+        if row["round"] > self.last:
             self.run.log(dict(scalars(row)), step=row["round"])
             self.last = row["round"]
-            self.note.write(id=self.id, round=self.last)
 
     def end(self, summary: Row | None) -> None:
         for name in ("last", "best", "best_round", "status") if summary else ():
