@@ -17,6 +17,7 @@ import fallow
 from fallow.export import export, formats
 from fallow.runs import Result
 
+pytestmark = pytest.mark.xdist_group("graphs")  # torch.export takes seconds to load, once per worker
 KEYS = TINY | {"method": "fedavg", "labels": "clients", "rounds": 2, "lr": 0.1}
 
 

@@ -29,7 +29,7 @@ def titles(table: str) -> list[str]:
     return table.splitlines()[0].split()
 
 
-@pytest.mark.xdist_group("tutorial")
+@pytest.mark.xdist_group("graphs")
 def test_every_command(fallow_cli: Any, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"))
     assert blocks[0] == ("bash", INSTALL) and "\nsetup:" in (ROOT / "Makefile").read_text()
