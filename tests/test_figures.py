@@ -32,7 +32,8 @@ def result(path: Path, seed: int = 0, rounds: int = 3, **keys: Any) -> Path:
         if options.method != "fedavg":
             row |= {"label_ratio": n / 10, "label_accuracy": 0.5 + n / 10, "label_accuracy_local": 0.5, "label_accuracy_global": 0.6}
             if n > 1:  # every second round
-                row |= {"class_accuracy": [(i + seed) / 20 for i in range(10)], "prior_js": {"labelled": 0.1, "APP-U": 0.05 / n}}
+                row |= {"class_accuracy": [(i + seed) / 20 for i in range(10)], "prior_js": {"bias": 0.2, "labels": 0.1, "appu": 0.05 / n}}
+                row |= {"prior_js_min": {"labels": 0.05, "appu": 0.0}, "prior_js_max": {"labels": 0.15, "appu": 0.1}}
                 row |= {"diversity": {"gradient/users/l2": 3.0, "update/users/l2-squared": 2.0 * n}}
         rows.append(row)
     path.mkdir(parents=True)
@@ -61,8 +62,8 @@ def test_seeds_together_mean_and_deviation(runs: list[Path]) -> None:
     assert curve.rounds.tolist() == [1, 2, 3] and curve.count == 3
     assert curve.mean == pytest.approx([0.4, 0.6, 0.6])
     assert curve.std == pytest.approx([np.sqrt(0.08 / 3), np.sqrt(0.08 / 3), 0])  # deviations -.2, 0, .2
-    assert series.curve(groups[0], "prior_js", "APP-U").rounds.tolist() == [2, 3]
-    assert series.parts(groups[:1], "prior_js") == ["labelled", "APP-U"]
+    assert series.curve(groups[0], "prior_js", "appu").rounds.tolist() == [2, 3]
+    assert series.parts(groups[:1], "prior_js") == ["bias", "labels", "appu"]
 
 
 def test_rounds_that_all_seeds_have(tmp_path: Path) -> None:
@@ -114,16 +115,19 @@ def test_labels_and_labellers(runs: list[Path]) -> None:
 
 def test_bias_and_diversity(tmp_path: Path, runs: list[Path]) -> None:
     canvas, caption = drawn("bias", runs[:3])
-    assert [line.get_label() for line in canvas.axes[0].lines] == ["labelled", "APP-U"]
+    assert [line.get_label() for line in canvas.axes[0].lines] == ["labelled classes", "APP-U"]
     assert canvas.axes[0].lines[1].get_ydata() == pytest.approx([0.025, 0.05 / 3])
-    assert caption.endswith("over rounds; mean and standard deviation over 3 seeds.")
+    assert caption.endswith("labelled classes; APP-U; mean and standard deviation over 3 seeds.")
+    canvas, caption = drawn("bias", runs[:1])  # of one run, the clients' spread
+    band = canvas.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert canvas.axes[0].get_ylim()[1] >= 0.15 and (band.min(), band.max()) == pytest.approx((0.05, 0.15)) and "least and largest over a round's clients" in caption
     canvas, _ = drawn("diversity", runs[:1])
     assert canvas.axes[0].lines[0].get_ydata() == pytest.approx([4, 6])  # update/users/l2-squared unless asked otherwise
     canvas, _ = drawn("diversity", runs[:1], parts=["gradient/users/l2"])
     assert canvas.axes[0].lines[0].get_ydata() == pytest.approx([3, 3])
     with pytest.raises(UserError, match=r"diversity has no part 'gradient/users/l3' in all of these runs; did you mean 'gradient/users/l2'\?"):
         drawn("diversity", runs[:1], parts=["gradient/users/l3"])
-    with pytest.raises(UserError, match="avg has no diversity in its metrics; run it with the key `measure`, or leave it out"):
+    with pytest.raises(UserError, match="avg has no diversity in its metrics; run it with measure=diversity, or leave it out"):
         drawn("diversity", runs[3:])
 
 
@@ -134,6 +138,9 @@ def test_classes(runs: list[Path]) -> None:
     assert [t.get_text() for t in axis.get_xticklabels()] == [f"digit {i}" for i in range(10)]
     assert caption.startswith("Test accuracy by class, last round; mean")
     (runs[0] / "summary.json").unlink()  # a run that goes on
+    text = (runs[0] / "metrics.jsonl").read_text()
+    (runs[0] / "metrics.jsonl").write_text(text.replace("[0.0, 0.05,", "[0.0, null,"))  # no test image of class 1
+    assert np.isnan(drawn("classes", runs[:1])[0].axes[0].lines[0].get_ydata()).tolist() == [False, True] + 8 * [False]
     assert drawn("classes", runs[:1])[0].axes[0].get_xticklabels()[3].get_text() == "3"
 
 

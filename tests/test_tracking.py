@@ -19,7 +19,7 @@ from fallow.runs import tracking
 
 KEYS = TINY | {"method": "fixmatch", "rounds": 4}
 ROWS = [
-    {"round": n, "accuracy": n / 10, "test_loss": None if n == 2 else 1 / n, "class_accuracy": [0.0, n / 10], "note": "x", "seconds": {"round": 0.5}}
+    {"round": n, "accuracy": n / 10, "test_loss": None if n == 2 else 1 / n, "class_accuracy": [0.0, n / 10], "class_accuracy_clients": {"0": [0.5]}, "note": "x", "seconds": {"round": 0.5}}
     for n in range(1, 6)
 ]
 
@@ -77,7 +77,7 @@ def test_tensorboard_after_a_kill(tmp_path: Path) -> None:
     second.end(None)
     found = tensorboard(tmp_path / "tensorboard")
     assert found["accuracy"] == pytest.approx({r["round"]: r["accuracy"] for r in ROWS})
-    assert set(found["test_loss"]) == {1, 3, 4, 5} and set(found["class_accuracy/1"]) == {1, 2, 3, 4, 5} and "note" not in found
+    assert set(found["test_loss"]) == {1, 3, 4, 5} and set(found["class_accuracy/1"]) == {1, 2, 3, 4, 5} and not {"note", "class_accuracy_clients/0", "round"} & set(found)
 
 
 def records(data: bytes) -> Iterator[bytes]:

@@ -101,33 +101,53 @@ def _labellers(canvas: Any, r: Request) -> str:
     return f"Accuracy of the pseudo-labels of the global and of the clients' local models{_band([c for _, c, _ in lines])}."
 
 
+PRIORS = {"labels": "labelled classes", "appu": "APP-U", "bias": "even share"}
+
+
 def _bias(canvas: Any, r: Request) -> str:
-    return _many(canvas, r, "prior_js", "JS divergence", "Jensen-Shannon divergence of each prior from the classes' normalised accuracies")
+    """FedDB's Fig. 3: how far a model's bias is from what stands for it; of one run with the spread over clients."""
+    known = series.parts(r.groups, "prior_js")
+    chosen = _chosen("prior_js", r.parts, known) or [n for n in ("labels", "appu") if n in known] or known
+    words = {n: PRIORS.get(n.removesuffix("_local"), n) + (", local models" if n.endswith("_local") else "") for n in chosen}
+    lines, axis = _many(canvas, r, "prior_js", words, "JS divergence")
+    band = _band(lines)
+    if not band and all(series.has(run, f"prior_js_{end}") for g in r.groups for run in g.runs for end in ("min", "max")):
+        band = "; mean, least and largest over a round's clients"
+        ends = [[series.curve(g, f"prior_js_{end}", part).mean for end in ("min", "max")] for g in r.groups for part in chosen]
+        for line, c, (low, high) in zip(axis.lines, lines, ends):
+            axis.fill_between(c.rounds, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+        axis.autoscale(axis="y")
+        axis.set_ylim(bottom=0)
+    return f"Jensen-Shannon divergence, over rounds, of a model's bias from: {'; '.join(words.values())}{band}."
 
 
 def _diversity(canvas: Any, r: Request) -> str:
     known = series.parts(r.groups, "diversity")
-    usual = [n for n in ("update/users/l2-squared",) if n in known] or known[:1]
-    chosen = Request(r.groups, r.width, r.parts or usual)
-    return _many(canvas, chosen, "diversity", "Gradient diversity", "Gradient diversity")
+    chosen = _chosen("diversity", r.parts, known) or [n for n in ("update/users/l2-squared",) if n in known] or known[:1]
+    lines, _ = _many(canvas, r, "diversity", {n: n for n in chosen}, "Gradient diversity")
+    return f"Gradient diversity ({', '.join(chosen)}) over rounds{_band(lines)}."
 
 
-def _many(canvas: Any, r: Request, column: str, title: str, about: str) -> str:
-    """A column with several parts: a colour per group, a dash per part."""
-    known = series.parts(r.groups, column)
-    for name in r.parts:
+def _chosen(column: str, asked: list[str], known: list[str]) -> list[str]:
+    for name in asked:
         if name not in known:
             raise UserError(f"{column} has no part {name!r} in all of these runs", suggest(name, known))
-    chosen = r.parts or known
+    return asked
+
+
+def _many(canvas: Any, r: Request, column: str, words: dict[str, str], title: str) -> tuple[list[Curve], Any]:
+    """Some parts of a column, by name with a word for each: a colour per group, a dash per part."""
     canvas.set_size_inches(r.width, 0.68 * r.width)
-    axis = canvas.subplots()
-    lines = [(_both(g.label, p if len(chosen) > 1 else "", r), series.curve(g, column, p), n) for g in r.groups for n, p in enumerate(chosen)]
-    _lines(axis, lines, 1, per_group=len(chosen))
+    axis, several = canvas.subplots(), len(words) > 1
+    lines = [
+        (_both(g.label, word if several else "", r), series.curve(g, column, part), n)
+        for g in r.groups for n, (part, word) in enumerate(words.items())
+    ]  # fmt: skip
+    _lines(axis, lines, 1, per_group=len(words))
     axis.set_ylim(bottom=0)
     _finish(axis, "Round", title)
     _legend(canvas, axis)
-    which = f" ({', '.join(chosen)})" if column == "diversity" or len(chosen) == 1 else ""
-    return f"{about}{which} over rounds{_band([c for _, c, _ in lines])}."
+    return [c for _, c, _ in lines], axis
 
 
 def _both(group: str, part: str, r: Request) -> str:
@@ -237,7 +257,7 @@ def described() -> Iterator[tuple[str, str]]:
         "labels": "share of unlabelled images with a pseudo-label, and its accuracy",
         "labellers": "accuracy of the global and of local models' pseudo-labels",
         "partition": "who holds how many images of which class (one run)",
-        "bias": "divergence of priors over rounds (APP-U, labelled, ...)",
+        "bias": "divergence of a model's bias from the labelled classes and from APP-U, over rounds",
         "diversity": "gradient diversity over rounds",
         "classes": "test accuracy of each class after the last round",
     }.items()

@@ -96,10 +96,10 @@ def parts(groups: Sequence[Group], column: str) -> list[str]:
 
 
 def last_list(run: Run, column: str) -> list[float]:
-    """The last list that a column holds."""
+    """The last list that a column holds; NaN for an entry that is not known."""
     for row in reversed(run.rows):
         if row.get(column):
-            return [float(v) for v in row[column]]
+            return [float("nan") if v is None else float(v) for v in row[column]]
     raise lacking(run, column)
 
 
@@ -107,8 +107,13 @@ WHY = {
     "accuracy": "wait for its first test (eval_every), or leave it out",
     "label_ratio": "leave it out: its method gives no pseudo-labels",
     "label_accuracy": "leave it out: its method gives no pseudo-labels, or true ones are not known",
+    "class_accuracy": "run it with measure=classes, or leave it out",
+    "prior_js": "run it with measure=prior, or leave it out",
+    "diversity": "run it with measure=diversity, or leave it out",
+    "label_accuracy_global": "run it with measure=labels, or leave it out",
+    "label_accuracy_local": "run a method whose clients keep a net, such as fedloke, with measure=labels, or leave it out",
 }
 
 
 def lacking(run: Run, column: str) -> UserError:
-    return UserError(f"the run {run.path} has no {column} in its metrics", WHY.get(column, "run it with the key `measure`, or leave it out"))
+    return UserError(f"the run {run.path} has no {column} in its metrics", WHY[column])

@@ -109,19 +109,18 @@ def _package(name: str) -> ModuleType:
     return found
 
 
-def scalars(row: Row, prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a row by name, those of lists and sections as `name/part`.
+def scalars(row: Row) -> Iterator[tuple[str, float]]:
+    """The numbers of a row by name, those of lists and sections as `name/part`; what lies deeper is left to metrics.jsonl.
 
     >>> dict(scalars({"round": 3, "loss": 0.5, "test_loss": None, "seconds": {"test": 1}, "class_accuracy": [0.5, 1.0]}))
     {'loss': 0.5, 'seconds/test': 1.0, 'class_accuracy/0': 0.5, 'class_accuracy/1': 1.0}
     """
     for name, value in row.items():
-        if isinstance(value, list):
-            value = dict(enumerate(value))
-        if isinstance(value, dict):
-            yield from scalars({str(k): v for k, v in value.items()}, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool) and (prefix or name != "round"):
-            yield f"{prefix}{name}", float(value)
+        parts = dict(enumerate(value)) if isinstance(value, list) else value
+        found = {f"{name}/{k}": v for k, v in parts.items()} if isinstance(parts, dict) else {name: value}
+        for key, number in found.items():
+            if isinstance(number, int | float) and not isinstance(number, bool) and key != "round":
+                yield key, float(number)
 
 
 def _first_line(error: BaseException) -> str:
