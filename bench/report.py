@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fallow.runs import commit
+
 
 def machine(device: str | None = None) -> dict[str, Any]:
     on_cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
-    found = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     return {
         "device": torch.cuda.get_device_name() if on_cuda else f"cpu ({platform.machine()})",
         "torch": torch.__version__,
-        "commit": found.stdout.strip() or None,
+        "commit": commit(),
     }
 
 

@@ -221,7 +221,7 @@ class Run:
             "config_hash": config_hash(o),
             "device": _device_name(self.world.device),
             "versions": {"fallow": _version(), "torch": torch.__version__, "python": platform.python_version()},
-            "commit": _commit(),
+            "commit": commit(),
         }
         if self.done:
             self.folder.write_model(self.federated.model())
@@ -394,7 +394,7 @@ def _version() -> str:
     return __version__
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The code's commit; a copy without its repository is told by FALLOW_COMMIT."""
     root, told = Path(__file__).resolve().parents[2], os.environ.get("FALLOW_COMMIT")
     if told or not (root / ".git").exists():
