@@ -174,6 +174,8 @@ def table(
 
     grids = grid.Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])])
     place, failures = Path(source or out or "runs"), []
+    if source and not place.is_dir():
+        raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
     if not source:
         failures = grid.run(grids, place, seeds, jobs, lambda text: console.print(escape(text), soft_wrap=True))
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))

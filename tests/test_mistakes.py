@@ -222,7 +222,7 @@ def test_a_damaged_summary(stopped: Path, fallow_cli: Any) -> None:
     (stopped / "summary.json").write_text("{")
     assert fallow_cli("compare", str(stopped)).sentence.startswith(f"the summary of the run {stopped} is damaged; delete it and")
     (stopped / "summary.json").unlink()
-    assert fallow_cli("compare", str(stopped)).sentence == f"the run {stopped} has no summary yet; continue it with `fallow resume {stopped}`."
+    assert fallow_cli("compare", str(stopped)).sentence == f"the run {stopped} has not ended; wait for it, or continue it with `fallow resume {stopped}` if it was cut."
 
 
 def test_weights_that_become_nan(fallow_cli: Any) -> None:
@@ -352,3 +352,22 @@ def test_nothing_of_a_finished_run_is_lost(stopped: Path, fallow_cli: Any) -> No
     assert fallow_cli("run", *WORDS, "--name", "run").code == 0
     assert weights(stopped) == before and Path("runs/run-2/summary.json").is_file()
     assert json.loads((stopped / "summary.json").read_text())["status"] == "stopped"
+
+
+def test_a_table_from_nowhere(fallow_cli: Any) -> None:
+    told = fallow_cli("table", "feddure", "1", "--from", "nosuch")
+    assert told.code == 2 and told.sentence == "there is no folder nosuch; give one with results or runs, such as results."
+
+
+def test_a_folder_that_is_no_run_among_runs(stopped: Path, tmp_path: Path, fallow_cli: Any) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+    beside = [str(tmp_path / "notes"), str(tmp_path / "notes.txt")]
+    told = fallow_cli("report", str(stopped), *beside, "-o", str(tmp_path / "r.html"))
+    assert told.code == 0 and (tmp_path / "r.html").exists()
+    assert fallow_cli("report", *beside).sentence == "none of these folders is a run; give folders of runs, such as runs/NAME."
+
+
+def test_a_file_without_a_name() -> None:
+    with pytest.raises(UserError, match="is no name for a file; give one"):
+        disk.write(Path(""), "x")

@@ -237,7 +237,7 @@ def test_thinned_metrics_keep_first_best_and_last(ran, tmp_path):
         assert len(found) in (kept, kept - 1) and {1, best, rounds} <= set(found) and found == sorted(set(found))
         assert (target / "summary.json").read_text() == (run / "summary.json").read_text()
     (run / "summary.json").unlink()
-    with pytest.raises(UserError, match="no summary"):
+    with pytest.raises(UserError, match="has not ended"):
         thin(run, tmp_path / "none")
 
 

@@ -84,7 +84,7 @@ def predict(
     files = _files(folder)
     predictor = Predictor(result, device, batch)
     unreadable: list[str] = []
-    part = out.with_name(f".{out.name}.part")
+    part = disk.beside(out)
     with disk.told(out, "make its folder first, or choose another with -o"):
         if out.is_dir():
             raise UserError(f"{out} is a folder", "give the name of a CSV file with -o")

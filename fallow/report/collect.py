@@ -20,7 +20,7 @@ def thin(run_folder: str | Path, target: str | Path) -> Path:
     """
     folder, target = RunFolder.existing(Path(run_folder)), Path(target)
     if not folder.summary.is_file():
-        raise UserError(f"the run {folder.path} has no summary yet", f"finish it with `fallow resume {folder.path}`")
+        raise UserError(f"the run {folder.path} has not ended", f"finish it with `fallow resume {folder.path}`")
     summary = folder.summary.read_text()
     best = json.loads(summary).get("best_round")
     rows = folder.rows()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -59,8 +60,9 @@ def figure(
     with matplotlib.rc_context(STYLE):
         canvas = Figure(layout="constrained")
         caption = FIGURES[name](canvas, Request(groups, width, list(parts)))
-        with disk.told(path, "make its folder first, or choose another with -o"):
-            canvas.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        image, kind = io.BytesIO(), path.suffix.lower()[1:]
+        canvas.savefig(image, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        disk.write(path, image.getvalue(), "make its folder first, or choose another with -o")
     return caption
 
 
@@ -82,13 +84,18 @@ def _labels(canvas: Any, r: Request) -> str:
     if not any(series.has(run, "label_accuracy") for g in r.groups for run in g.runs):
         rows, about = {"label_ratio": rows["label_ratio"]}, "Unlabelled images that got a pseudo-label"
     canvas.set_size_inches(r.width, (0.16 + 0.45 * len(rows)) * r.width)
-    drawn, axes = [], np.atleast_1d(canvas.subplots(len(rows), sharex=True))
+    axes, drawn = np.atleast_1d(canvas.subplots(len(rows), sharex=True)), list[Curve]()
     for axis, (column, title) in zip(axes, rows.items()):
-        drawn = [series.curve(g, column) for g in r.groups]
-        _lines(axis, [(g.label, c, 0) for g, c in zip(r.groups, drawn)], 100)
+        curves = [series.curve(g, column) if axis is axes[0] or _knows(g, column) else None for g in r.groups]
+        _lines(axis, [(g.label, c, 0) for g, c in zip(r.groups, curves)], 100)
+        drawn = drawn or [c for c in curves if c]
         _finish(axis, "Round" if axis is axes[-1] else "", title)
-    _legend(canvas, axes[-1])
+    _legend(canvas, axes[0])
     return f"{about}{_band(drawn)}."
+
+
+def _knows(group: Group, column: str) -> bool:
+    return all(series.has(run, column) for run in group.runs)
 
 
 def _labellers(canvas: Any, r: Request) -> str:
@@ -154,9 +161,11 @@ def _both(group: str, part: str, r: Request) -> str:
     return ", ".join(filter(None, [group if len(r.groups) > 1 or not part else "", part]))
 
 
-def _lines(axis: Any, lines: Sequence[tuple[str, Curve, int]], scale: float, per_group: int = 1) -> None:
-    """Lines with their bands. One group with several parts takes colours for these."""
+def _lines(axis: Any, lines: Sequence[tuple[str, Curve | None, int]], scale: float, per_group: int = 1) -> None:
+    """Lines with their bands. One group with several parts takes colours for these; a missing line keeps its colour."""
     for place, (label, c, part) in enumerate(lines):
+        if c is None:
+            continue
         alone = per_group == len(lines)
         colour = COLOURS[(place if alone else place // per_group) % len(COLOURS)]
         dense = per_group == 1 and len(c.rounds) > 60  # dashes say nothing on a jagged line

@@ -27,10 +27,15 @@ Columns = dict[str, list[Any]]
 def found(paths: Iterable[str | Path]) -> list[Path]:
     """The runs of these folders; a folder that is no run but has some below it stands for all of them."""
     out: dict[Path, Path] = {}
-    for given in map(Path, paths):
-        path = given if given.exists() or len(given.parts) > 1 else Path("runs") / given
-        for run in [*_below(path)] or [RunFolder.existing(path).path]:
+    given = [Path(p) if Path(p).exists() or len(Path(p).parts) > 1 else Path("runs") / p for p in paths]
+    for path in given:
+        below = [*_below(path)]
+        if not below and (len(given) == 1 or not path.exists()):  # `runs/*` may hold other things
+            below = [RunFolder.existing(path).path]
+        for run in below:
             out.setdefault(run.resolve(), run)
+    if not out:
+        raise UserError("none of these folders is a run", "give folders of runs, such as runs/NAME")
     return list(out.values())
 
 
@@ -57,6 +62,8 @@ class Run:
         folder = RunFolder.existing(path)
         config = read_yaml(folder.config)
         config.pop("version", None)
+        if not isinstance(config.get("seed", 0), int):
+            raise UserError(f"{folder.config} has seed={config['seed']!r}, which is no whole number", "restore the file")
         rows = folder.rows()
         if not all(isinstance(r, dict) and isinstance(r.get("round"), int) for r in rows):
             raise UserError(f"{folder.metrics} has a line that is no round", "restore the file, or start the run again")
@@ -68,7 +75,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        return int(self.config.get("seed", 0))
+        return self.config.get("seed", 0)
 
     @property
     def done(self) -> int:

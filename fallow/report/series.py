@@ -36,11 +36,7 @@ class Curve:
 
 def groups(paths: Sequence[str | Path], names: Sequence[str] | None = None) -> list[Group]:
     """The runs in groups, in the order given; named by the settings in which the groups differ, or as `names` says."""
-    if len(paths) > 1:  # `runs/*` may hold other folders
-        paths = [p for p in paths if not Path(p).is_dir() or any(Path(p).rglob("config.yaml"))]
     runs = [Run.at(path) for path in found(paths)]
-    if not runs:
-        raise UserError("none of these folders is a run", "give folders of runs, such as runs/NAME")
     families = {family: tuple(r for r in runs if r.family == family) for family in dict.fromkeys(r.family for r in runs)}
     first = [members[0] for members in families.values()]
     labels = [_capital(name) for name in named([r.config for r in first], [places(r.config, r.path) for r in first])]
@@ -106,7 +102,7 @@ def last_list(run: Run, column: str) -> list[float]:
 WHY = {
     "accuracy": "wait for its first test (eval_every), or leave it out",
     "label_ratio": "leave it out: its method gives no pseudo-labels",
-    "label_accuracy": "leave it out: its method gives no pseudo-labels, or true ones are not known",
+    "label_accuracy": "leave it out: no pseudo-label was accepted, its method gives none, or true ones are not known",
     "class_accuracy": "run it with measure=classes, or leave it out",
     "prior_js": "run it with measure=prior, or leave it out",
     "diversity": "run it with measure=diversity, or leave it out",

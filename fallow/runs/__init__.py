@@ -51,7 +51,9 @@ class Result:
         try:
             return json.loads((self.path / "summary.json").read_text())
         except FileNotFoundError:
-            raise UserError(f"the run {self.path} has no summary yet", f"continue it with `fallow resume {self.path}`") from None
+            raise UserError(
+                f"the run {self.path} has not ended", f"wait for it, or continue it with `fallow resume {self.path}` if it was cut"
+            ) from None
         except ValueError:
             cause = f"the summary of the run {self.path} is damaged"
             raise UserError(cause, f"delete it and write it anew with `fallow resume {self.path}`") from None

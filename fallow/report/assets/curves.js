@@ -31,7 +31,7 @@ cardSection("Pseudo-labels", "What the unlabelled samples were given. True label
 const diversity = { column: null };
 cardSection("Gradient diversity", "How far the parties of a round pull apart: the sum of their vectors' norms over the norm of the sum.", () => [
   { title: "Diversity", note: "by the chosen definition", lines: () => [{ column: definition() }], control: definitions },
-  { title: "Skew R", note: "of the federation: 0 is IID, 1 a class for each client", make: barCard, write: figures, parts: () => (has("R") ? [{ name: "R", value: (g) => (lasts(g, "R").length ? mean(lasts(g, "R")) : 0) }] : []) },
+  { title: "Skew R", note: "of the federation: 0 is IID, 1 a class for each client", make: barCard, write: figures, parts: () => (has("R") ? [{ name: "R", value: (g) => (lasts(g, "R").length ? mean(lasts(g, "R")) : null) }] : []) },
 ]);
 
 function definition() {

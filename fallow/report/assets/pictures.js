@@ -93,7 +93,8 @@ function ticks(low, high, count) {
 const DEPTHS = [1, .62, .4, .25, .16, .1];
 
 /** A bar for each group, in parts; `parts` are {name, value(group)}. */
-function bars(width, groups, parts, write) {
+function bars(width, all, parts, write) {
+  const groups = all.filter((g) => parts.some((p) => p.value(g) != null));
   const left = Math.min(.36 * width, 14 + 6.8 * Math.max(...groups.map((g) => g.name.length))), right = width - 84;
   const totals = groups.map((g) => parts.reduce((sum, p) => sum + (p.value(g) || 0), 0)), most = Math.max(...totals, 1e-12);
   const root = svg("svg", { width, height: 32 * groups.length + 4, role: "img", "aria-label": groups.map((g, i) => `${g.name}: ${write(totals[i])}, of it ${parts.map((p) => `${p.name} ${write(p.value(g))}`).join(", ")}`).join("; ") });

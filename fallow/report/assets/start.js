@@ -53,7 +53,7 @@ function heading() {
   const listed = methods.length > 4 ? `${methods.length} methods` : methods.length > 1 ? `${methods.slice(0, -1).join(", ")} and ${methods[methods.length - 1]}` : methods[0];
   const where = data ? ` on ${data}` : "";
   $("title").textContent = document.title = listed + where;
-  const f = page.federations[0], spread_of = [same("partition"), same("unlabelled_partition")].filter(Boolean).join(" and ");
+  const f = one_size(page.federations), spread_of = [same("partition"), same("unlabelled_partition")].filter(Boolean).join(" and ");
   const seeds = new Set(page.runs.map((r) => r.seed)).size;
   $("facts").textContent = [
     several(page.runs.length, "run"), seeds > 1 && several(seeds, "seed"), same("clients") && several(+same("clients"), "client"), same("active") && `${+same("active")} active`,
@@ -61,6 +61,11 @@ function heading() {
     spread_of && `split ${spread_of}`, same("model"), same("rounds") && several(+same("rounds"), "round"),
   ].filter(Boolean).join(" · ");
   $("made").textContent = `Made by fallow ${page.version}${page.made ? ` on ${page.made}` : ""}. Charts: uPlot, MIT licence.`;
+}
+
+function one_size(federations) {
+  const sizes = new Set(federations.map((f) => `${f.totals.labelled} ${f.totals.unlabelled} ${f.server}`));
+  return sizes.size === 1 ? federations[0] : null;
 }
 
 function status() {
