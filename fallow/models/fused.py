@@ -23,10 +23,10 @@ try:
 except ImportError:  # CPU builds of torch come without it
     triton = tl = None
 
-SMALL = 16384  # positions of a part that one program per channel block takes alone
+SMALL = 4096  # positions of a part that one program per channel block takes alone
 ALONE = (8, 8192, 16)  # channels and entries of its tile, entries of a thread
 SHARED = (16, 2048, 8)  # the same where several programs share a block
-SPLITS = 128  # at most so many
+PIECE, SPLITS = 1024, 128  # positions that are worth a program of their own; at most so many
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -123,7 +123,7 @@ class _Tiling:
         least, entries, each = ALONE if positions <= SMALL else SHARED
         block = max(pooled, min(least, triton.next_power_of_2(self.channels)))
         length = min(entries // block, max(256, triton.next_power_of_2(positions)))
-        splits = 1 if positions <= SMALL else min(SPLITS, triton.next_power_of_2(triton.cdiv(positions, 8192)))
+        splits = 1 if positions <= SMALL else min(SPLITS, triton.next_power_of_2(triton.cdiv(positions, PIECE)))
         self.grid = (triton.cdiv(self.channels, block), splits)
         self.phases = (0,) if splits == 1 else (1, 2)
         self.tile = {"SPLITS": splits, "BP": length, "BC": block, "num_warps": max(1, min(16, length * block // each // 32))}
