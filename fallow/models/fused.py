@@ -23,7 +23,7 @@ try:
 except ImportError:  # CPU builds of torch come without it
     triton = tl = None
 
-SMALL = 4096  # positions of a part that one program per channel block takes alone
+SMALL = 2048  # positions of a part that one program per channel block takes alone
 ALONE = (8, 8192, 16)  # channels and entries of its tile, entries of a thread
 SHARED = (16, 2048, 8)  # the same where several programs share a block
 PIECE, SPLITS = 1024, 128  # positions that are worth a program of their own; at most so many
