@@ -9,7 +9,6 @@ the batch, as in real splits.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 
 import fallow
+from bench import report
 from fallow.data.sources import Source, Split
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -84,9 +84,7 @@ def main() -> None:
         r = results[-1]
         shares = "  ".join(f"{k} {v:.3f}" for k, v in r["phases"].items())
         print(f"{name:8s} {r['seconds']:.3f} s a round ({shares}); first round {r['first']:.1f} s", flush=True)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    if args.out:
-        args.out.write_text(json.dumps({"device": device, "torch": torch.__version__, "results": results}, indent=1))
+    report.write(args.out, results, bench="round", tiny=args.tiny)
 
 
 if __name__ == "__main__":
