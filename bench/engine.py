@@ -3,8 +3,9 @@
     python -m bench.engine [--only wrn:10x10 ...] [--tiny] [--out FILE.json]
 
 FedAvg's supervised step in Fallow's own slots: SGD 0.9 Nesterov, bf16 on CUDA. The bound is one model and one batch as
-large as all the clients' together, which no way of running separate clients can beat by much. On CPU there are no
-graphs; "slots" are then clients on threads.
+large as all the clients' together, which no way of running separate clients can beat by much. Eager steps are made of
+torch's own kernels (`fused=false`), which are launched faster one by one than ours. On CPU there are no graphs; "slots"
+are then clients on threads.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ CASES = {
 }
 
 
-def world_of(model: str, clients: int, batch: int, device: str) -> World:
+def world_of(model: str, clients: int, batch: int, device: str, fused: bool = True) -> World:
     """Each client has exactly one batch of images."""
     keys = dict(
         method="fedavg", labels="all", clients=clients, batch=batch, epochs=1, model=model, device=device, lr=0.03,
-        augment={"labelled": "plain"},
+        augment={"labelled": "plain"}, fused=fused,
     )  # fmt: skip
     method, options, source, federation = runs.prepare(None, keys, random_source(clients * batch, 10))
     return World(options, method(options, 10), source, federation)
@@ -69,7 +70,7 @@ def measure(model: str, clients: int, batch: int, device: str, repeats: int) -> 
     world = world_of(model, clients, batch, device)
     bound_world = world_of(model, 1, clients * batch, device)
     if world.device.type == "cuda":
-        return on_cuda(world, bound_world, clients, repeats)
+        return on_cuda(world, bound_world, world_of(model, clients, batch, device, fused=False), repeats)
     threads = Eager(world).workers
     pairs = [(slot := Slot(world), first_step(world, slot, c)) for c in range(clients)]
     whole = Slot(bound_world)
@@ -87,7 +88,9 @@ def measure(model: str, clients: int, batch: int, device: str, repeats: int) -> 
     }
 
 
-def on_cuda(world: World, bound_world: World, clients: int, repeats: int) -> dict[str, float | None]:
+def on_cuda(world: World, bound_world: World, plain_world: World, repeats: int) -> dict[str, float | None]:
+    clients = world.options.clients
+    plain = [(slot := Slot(plain_world), first_step(plain_world, slot, c)) for c in range(clients)]
     slots = [CapturedSlot(world, capture=True) for _ in range(clients)]
     steps = [first_step(world, s.slot, c) for c, s in enumerate(slots)]
     whole = CapturedSlot(bound_world, capture=True)
@@ -103,8 +106,8 @@ def on_cuda(world: World, bound_world: World, clients: int, repeats: int) -> dic
             make(slot, step)
 
     def eagerly() -> None:
-        for slot, step in zip(slots, steps):
-            run_step(slot.slot, step)
+        for slot, step in plain:
+            run_step(slot, step)
 
     def one_by_one() -> None:
         for step in steps:

@@ -26,6 +26,7 @@ except ImportError:  # CPU builds of torch come without it
 SMALL = 2048  # positions of a part that one program per channel block takes alone
 ALONE = (8, 8192, 16)  # channels and entries of its tile, entries of a thread
 SHARED = (16, 2048, 8)  # the same where several programs share a block
+LARGE, WIDE = 65536, (16, 4096, 16)  # the same from so many positions on
 PIECE, SPLITS = 1024, 128  # positions that are worth a program of their own; at most so many
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -120,7 +121,7 @@ class _Tiling:
         _, self.channels, height, width = x.shape
         self.area = height * width
         positions = max(sizes) * self.area
-        least, entries, each = ALONE if positions <= SMALL else SHARED
+        least, entries, each = ALONE if positions <= SMALL else SHARED if positions < LARGE else WIDE
         block = max(pooled, min(least, triton.next_power_of_2(self.channels)))
         length = min(entries // block, max(256, triton.next_power_of_2(positions)))
         splits = 1 if positions <= SMALL else min(SPLITS, triton.next_power_of_2(triton.cdiv(positions, PIECE)))

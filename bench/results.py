@@ -1,0 +1,105 @@
+"""Writes the tables of `results/README.md` anew from the runs that lie in `results/`.
+
+    python -m bench.results [--dir results]
+
+Runs of `DIR/PAPER/TABLE/...` are one table, other readings of the same cells, in `DIR/readings/NAME/PAPER/TABLE/...`,
+a second one. What stands between the marks `<!-- cells -->`, `<!-- readings -->` and `<!-- end -->` is replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fallow.config import read_yaml
+from fallow.report.grid import Entry, Grids, Line, differences, read
+
+TITLE = ("cell", "last", "best", "published", "difference", "within", "seeds", "s a round", "s in all", "commit", "command")
+CLOSE = 1.5  # points below the published figure that count as within, where its std is smaller
+
+
+def tables(place: Path) -> list[tuple[str, str]]:
+    """Paper and table of every run under a folder."""
+    there = {p.parts[-5:-3] for p in place.glob("*/table*/*/seed-*/summary.json")}
+    return [(paper, table) for paper, table in sorted(there)]
+
+
+def flat(keys: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in keys.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
+def command(grids: Grids, entry: Entry, path: Path, seed: int) -> str:
+    """What makes the line, in one command."""
+    stored, expected = read_yaml(path / "config.yaml"), grids.expected(entry, seed)
+    usual = dict(flat(expected))
+    other = {k: v for k, v in flat(differences(stored, expected)) if usual.get(k) != v}
+    words = {"data": entry.cell.data, "setting": entry.cell.setting} | ({} if entry.own else {"method": entry.row}) | other
+    said = " ".join(shlex.quote(f"{k}={'null' if v is None else str(v).lower() if isinstance(v, bool) else v}") for k, v in words.items())
+    return f"`fallow run {grids.recipe} {said}`"
+
+
+def row(grids: Grids, line: Line, place: Path) -> tuple[str, ...]:
+    entry, figure = line.entry, line.entry.figure
+    paths = sorted((place / entry.folder).glob("seed-*"))
+    summaries = [json.loads((p / "summary.json").read_text()) for p in paths]
+    means = {s: statistics.fmean(v) for s, v in (("last", line.last), ("best", line.best))}
+    published = difference = within = "-"
+    if figure is not None:
+        published = f"{figure.mean:.2f}" + (f" ± {figure.std:.2f}" if figure.std else "")
+        apart = means[grids.grid.statistic] - figure.mean
+        difference = f"{apart:+.2f} ({grids.grid.statistic})"
+        within = "yes" if apart >= -max(CLOSE, figure.std or 0.0) else "**no**"
+    return (
+        f"{entry.paper} {entry.table.removeprefix('table')}: {entry.name}",
+        *(spread(v) for v in (line.last, line.best)), published, difference, within,
+        ", ".join(p.name.removeprefix("seed-") for p in paths),
+        f"{statistics.fmean(s['seconds_per_round'] for s in summaries):.2f}",
+        f"{statistics.fmean(s['seconds'] for s in summaries):.0f}",
+        ", ".join(sorted({str(s.get("commit") or "-")[:7] for s in summaries})),
+        command(grids, entry, paths[0], int(paths[0].name.removeprefix("seed-"))),
+    )  # fmt: skip
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.pstdev(values):.2f}" if len(values) > 1 else "")
+
+
+def rows(place: Path) -> Iterator[tuple[str, ...]]:
+    for paper, table in tables(place):
+        grids = Grids(paper, table)
+        yield from (row(grids, line, place) for line in read(grids, place) if line.last)
+
+
+def markdown(lines: list[tuple[str, ...]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (TITLE, ("---",) * len(TITLE), *lines))
+
+
+def replaced(text: str, mark: str, by: str) -> str:
+    start, end = f"<!-- {mark} -->\n", "<!-- end -->"
+    before, _, rest = text.partition(start)
+    return before + start + by + "\n" + end + rest.partition(end)[2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dir", type=Path, default=Path("results"))
+    args = parser.parse_args()
+    page = args.dir / "README.md"
+    text = replaced(page.read_text(), "cells", markdown(list(rows(args.dir))))
+    others = [line for place in sorted((args.dir / "readings").glob("*")) for line in rows(place)]
+    text = replaced(text, "readings", markdown(others))
+    page.write_text(text)
+    print(text[text.index("<!-- cells") : text.rindex("<!-- end")])
+
+
+if __name__ == "__main__":
+    main()
