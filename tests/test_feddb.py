@@ -177,15 +177,15 @@ def test_shuffled_order_answers_in_stored_order(tmp_path: Path) -> None:
 # -- rounds --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("keys", [{}, {"app_u_over": "all"}])
 def test_filling_up_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]) -> None:
-    runs = []  # one round: in later ones a rounding error may tip a ReLU or a maximum, padded or not
+    runs = []  # one round of a seed in which no rounding error tips a ReLU or a maximum, as it may in any other
     for pad in (64, 1):
         monkeypatch.setattr(feddb, "PAD", pad)
-        f = federated(tmp_path / str(pad), threshold=0.12, **keys)
+        f = federated(tmp_path / str(pad), threshold=0.12, seed=4, **keys)
         row = rounds(f, 1)[0]
         assert 0 < row["label_ratio"] < 1
         runs.append((parameters(f), torch.tensor(row["beta"]), torch.tensor(row["prior"])))
     for a, b in zip(*runs):
-        assert torch.allclose(a, b, atol=1e-5)
+        assert torch.allclose(a, b, atol=1e-6)
 
 
 def test_without_debiasing_it_is_fixmatch(tmp_path: Path) -> None:

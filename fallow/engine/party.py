@@ -65,6 +65,11 @@ class Party:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["slot"], name)
 
+    @property
+    def uneven(self) -> bool:
+        """Whether clients have different numbers of labels, so that whole labelled sets are of many sizes."""
+        return len({len(c.labelled) for c in self.world.federation.clients}) > 1
+
     # -- the amount of work, already the server's or the client's ----------------------------------------------------
     @property
     def batch(self) -> int | None:

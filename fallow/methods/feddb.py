@@ -72,8 +72,9 @@ class FedDB(Method):
             size = 64 if self.o.empty_mask == "minibatch64" else B
             return Plan(self.supervised, x=x.batches(size, "labelled", **work))
         accepted = party.unlabelled.label(found["label"]).where(found["sure"])
-        full = {"pad": PAD if B is None else 1}
-        plan = Plan(x=x.batches(B, "labelled", **full), u=accepted.batches(B, "weak", "strong", **full, **work),
+        pad = PAD if B is None else 1
+        plan = Plan(x=x.batches(B, "labelled", pad=pad if party.uneven else 1),
+                    u=accepted.batches(B, "weak", "strong", pad=pad, **work),
                     share=len(accepted) / len(party.unlabelled))  # fmt: skip
         if self.o.app_u_over == "accepted" or self.o.average != "dma":
             return plan
