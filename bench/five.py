@@ -38,7 +38,7 @@ from fallow.runs.settings import resolve
 
 SETTINGS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 METHODS, DATA = SETTINGS["methods"], SETTINGS["data"]
-NOT_SHARED = {"method", "reading", "weights"}  # of the method's; `weights`: FedAvg goes by labels, as many everywhere
+NOT_SHARED = {"method", "reading", "average", "labeller", "debias", "weights"}  # `weights`: FedAvg goes by labels, as many everywhere
 TITLE = ["data", "method", "labels at", "accuracy", "labels only", "by seed", "strongest labels only", "labels used"]
 Run = dict[str, Any]
 

@@ -13,6 +13,9 @@ class UserError(Exception):
         self.cause, self.remedy = cause.rstrip(". "), remedy.rstrip(". ")
         super().__init__(f"{self.cause}; {self.remedy}" + ("" if self.remedy.endswith("?") else "."))
 
+    def __reduce__(self) -> tuple[type[UserError], tuple[str, str]]:
+        return UserError, (self.cause, self.remedy)  # it may come from another process
+
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """The remedy for a name that is not known: the nearest one, or all of them."""
