@@ -89,15 +89,19 @@ def replaced(text: str, mark: str, by: str) -> str:
     return before + start + by + "\n" + end + rest.partition(end)[2]
 
 
+def page(place: Path) -> str:
+    """The text of README.md with its tables made anew."""
+    others = [line for reading in sorted((place / "readings").glob("*")) for line in rows(reading)]
+    text = replaced((place / "README.md").read_text(), "cells", markdown(list(rows(place))))
+    return replaced(text, "readings", markdown(others))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dir", type=Path, default=Path("results"))
     args = parser.parse_args()
-    page = args.dir / "README.md"
-    text = replaced(page.read_text(), "cells", markdown(list(rows(args.dir))))
-    others = [line for place in sorted((args.dir / "readings").glob("*")) for line in rows(place)]
-    text = replaced(text, "readings", markdown(others))
-    page.write_text(text)
+    text = page(args.dir)
+    (args.dir / "README.md").write_text(text)
     print(text[text.index("<!-- cells") : text.rindex("<!-- end")])
 
 
