@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
 
-from fallow.config import Config, Section, described, validate
+from fallow.config import KINDS, Config, Section, described, validate
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
 
@@ -118,12 +117,11 @@ def pairs(keys: dict[str, Any], prefix: str = "") -> str:
 
 def table(rows: Iterable[tuple[str, ...]], kind: type[BaseModel]) -> str:
     lines = ["| key | default | symbol | takes | meaning |", "|---|---|---|---|---|"]
-    for name, shown, symbol, meaning in rows:
-        field = kind.model_fields[name.rpartition(".")[2]]
-        if isinstance(field.default, Section):
+    for name, shown, symbol, takes, meaning in rows:
+        if isinstance(kind.model_fields[name.rpartition(".")[2]].default, Section):
             shown, takes = "", f"[a section](#section-{name})"
         else:
-            shown, takes = code(shown if shown != "()" else ""), takes_of(field.annotation)
+            shown, takes = code(shown if shown != "()" else ""), words(takes)
         cells = (f"`{name}`", shown, symbol, takes, meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
@@ -133,19 +131,10 @@ def code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def takes_of(annotation: Any) -> str:
-    """What a key takes, from its type."""
-    annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-    kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    words: list[str] = []
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            words += [f"`{value}`" for value in get_args(kind)]
-        elif get_origin(kind) is tuple:
-            words.append("a list")
-        elif kind is not type(None):
-            words.append({int: "whole number", float: "number", str: "text", bool: "`true` `false`"}[kind])
-    return " ".join(words) if all(w.startswith("`") for w in words) else ", ".join(words)
+def words(takes: str) -> str:
+    """Values as code, kinds of value as they are."""
+    kinds = [w if w in KINDS.values() else code(w) for w in takes.split(" | ")]
+    return " ".join(kinds) if all(w.startswith("`") for w in kinds) else ", ".join(kinds)
 
 
 if __name__ == "__main__":

@@ -294,7 +294,7 @@ def _print_keys(recipe: str | None, keys: dict[str, Any]) -> None:
     console.print("                  [--stop-after N] [--quiet]\n")
     method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys)
     console.print(f"Keys of method [bold]{escape(options.method)}[/bold] ({escape((method.__doc__ or '').splitlines()[0])})\n")
-    _print_table([("key", "default", "symbol", "meaning"), *described(method.Options)])
+    _print_table([("key", "default", "symbol", "takes", "meaning"), *described(method.Options)])
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:

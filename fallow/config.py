@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
+import types
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -314,8 +315,26 @@ def dump(config: Config) -> str:
     return yaml.safe_dump({"version": VERSION, **config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
 
 
-def described(kind: type[Config], own_only: bool = False) -> list[tuple[str, str, str, str]]:
-    """(key, default, symbol, meaning) of each key, a method's own first."""
+KINDS = {int: "whole number", float: "number", str: "text", tuple: "a list"}
+
+
+def takes(annotation: Any) -> str:
+    """What a key takes, by its type: values, and kinds of value, with bars between them."""
+    annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    words: list[str] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            words += [str(value) for value in get_args(kind)]
+        elif kind is bool:
+            words += ["true", "false"]
+        elif kind is not type(None):
+            words.append(KINDS.get(get_origin(kind) or kind, "a section"))
+    return " | ".join(words)
+
+
+def described(kind: type[Config], own_only: bool = False) -> list[tuple[str, str, str, str, str]]:
+    """(key, default, symbol, what it takes, meaning) of each key, a method's own first."""
     rows = []
     for name, field in kind.model_fields.items():
         own = name not in Config.model_fields
@@ -324,5 +343,5 @@ def described(kind: type[Config], own_only: bool = False) -> list[tuple[str, str
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         default = field.default
         shown = "" if default is None else "…" if isinstance(default, BaseModel) else str(default).lower() if isinstance(default, bool) else str(default)
-        rows.append((not own, (name, shown, str(extra.get("symbol", "")), field.description or "")))
+        rows.append((not own, (name, shown, str(extra.get("symbol", "")), takes(field.annotation), field.description or "")))
     return [row for _, row in sorted(rows, key=lambda r: r[0])]
