@@ -1,11 +1,12 @@
-"""The progress of a run: round, accuracy, pseudo-label rate, time left."""
+"""The progress of a run: round, accuracy, pseudo-label rate, clients of the round that have ended, time left."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 
 class Bar:
@@ -13,12 +14,14 @@ class Bar:
 
     def __init__(self, console: Console, quiet: bool = False):
         self.console, self.quiet, self.started = console, quiet, False
-        self.rounds, self.run = 0, None
+        self.rounds = 0
+        self.run: Any = None
         self._task: TaskID | None = None
         self._bar = Progress(
             TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=10),
             TextColumn("{task.fields[words]}"),
+            _Clients(self),
             TimeRemainingColumn(),
             console=console,
             transient=True,
@@ -42,9 +45,21 @@ class Bar:
             if not self.quiet:
                 self.console.print(_headline(what), soft_wrap=True)
         elif event == "round" and self._task is not None:
-            self._bar.update(self._task, advance=1, words=words(what))
+            self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:
                 self.console.print(f"round {what['round']}/{self.rounds}  {words(what)}", soft_wrap=True)
+
+
+class _Clients(ProgressColumn):
+    """How many clients of the round have ended: a round may take minutes."""
+
+    def __init__(self, bar: Bar):
+        super().__init__()
+        self.bar = bar
+
+    def render(self, task: Task) -> Text:
+        run = self.bar.run
+        return Text(f"{run.world.finished}/{run.options.active_count} clients" if run is not None else "")
 
 
 class Files:
@@ -82,10 +97,10 @@ def _headline(run: Any) -> str:
     )
 
 
-def words(row: dict[str, Any]) -> str:
+def words(row: dict[str, Any], labelled: str = "pseudo-labelled") -> str:
     parts = []
     if row.get("accuracy") is not None:
         parts.append(f"accuracy {100 * row['accuracy']:5.2f} %")
     if row.get("label_ratio") is not None:
-        parts.append(f"pseudo-labelled {100 * row['label_ratio']:3.0f} %")
+        parts.append(f"{labelled} {100 * row['label_ratio']:3.0f} %")
     return "  ".join(parts)

@@ -120,3 +120,23 @@ def test_importing_fallow_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fallow.nothing  # noqa: B018
+
+
+def test_the_bar_counts_clients(tmp_path: Path) -> None:
+    """A round may take minutes; the bar says how many of its clients have ended."""
+    import io
+
+    from rich.console import Console
+
+    import fallow
+    from fallow.progress import Bar
+
+    text = io.StringIO()
+    with Bar(Console(file=text, force_terminal=True, width=120)) as bar:
+
+        def watch(event: str, what: Any) -> None:
+            bar(event, what)
+            bar._bar.refresh()
+
+        fallow.run(out=tmp_path, rounds=2, clients=4, active=3, watch=watch)
+    assert "3/3 clients" in text.getvalue()

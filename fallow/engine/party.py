@@ -155,6 +155,7 @@ def work(world: World, slot: Slot, job: Job) -> Iterator[feed.Step | torch.cuda.
         party.made += 1
         yield step
     begin_calls(slot, party.key("end"))
+    world.finished += job.party != SERVER
     return _finish(world, slot, party)  # type: ignore[return-value]
 
 

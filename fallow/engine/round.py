@@ -68,6 +68,7 @@ class Federated:
     def _round(self, number: int) -> dict[str, Any]:
         server, turn = self.server, self.o.server_turn if self.server_trains else ""
         self.seconds, server.logs, tally, self._tested = {}, {}, Tally(), None
+        self.world.finished = 0
         server.draw(number)
         last = number + 1 == self.o.rounds
         if turn.startswith("before"):

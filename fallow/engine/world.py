@@ -84,6 +84,7 @@ class World:
         if self.precision == "auto":
             self.precision = "bf16" if self.device.type == "cuda" else "fp32"
         self.sharing = 1  # parties that share the memory for views
+        self.finished = 0  # clients that have ended in this round, for who watches
         self._initial: dict[str, State] = {}
         self._building = threading.Lock()  # torch's generator, which modules are initialised from, is one for all threads
         self._set_up_device()
