@@ -167,6 +167,7 @@ def table(
     jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
     collect: Annotated[str | None, typer.Option(help="Then thin the finished runs into this folder.")] = None,
     data_dir: DataDir = None,
+    download: Download = False,
 ) -> None:
     """Run a paper's table and print it beside the published figures; what is finished is not run again."""
     from fallow.report import grid
@@ -177,7 +178,7 @@ def table(
     if source and not place.is_dir():
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
     if not source:
-        failures = grid.run(grids, place, seeds, jobs, lambda text: console.print(escape(text), soft_wrap=True))
+        failures = grid.run(grids, place, seeds, jobs, lambda text: console.print(escape(text), soft_wrap=True), download)
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
     console.print(escape(shown.caption()), soft_wrap=True)
     _print_table([shown.title(), *shown.rows()])

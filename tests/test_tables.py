@@ -316,3 +316,11 @@ def test_results_layout():
     ).entries[::-1]
     assert own.folder == Path("feddure/table1/cifar10-iid-dir")
     assert other.folder == Path("feddure/table1/cifar10-iid-dir--fedavg-fixmatch")
+
+
+def test_a_data_set_that_is_not_there_is_told_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    grids = tables.Grids("feddure", "1", ["data=cifar10"], [f"data_dir={tmp_path}"])
+    failures = tables.run(grids, tmp_path / "runs", seeds=2, tell=told.append)
+    assert len(told) == 1 and told[0].startswith(f"cifar10 is not in {tmp_path}") and told[0].endswith("Its runs are left out.")
+    assert len(failures) == 2 * sum(not e.missing for e in grids.entries)

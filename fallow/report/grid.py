@@ -11,6 +11,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -128,15 +129,35 @@ class Failure:
     why: str
 
 
-def run(grids: Grids, out: Path, seeds: int | None = None, jobs: int = 1, tell: Tell = print) -> list[Failure]:
+def run(
+    grids: Grids, out: Path, seeds: int | None = None, jobs: int = 1, tell: Tell = print, download: bool = False
+) -> list[Failure]:
     """Runs what is not finished; a run that was cut goes on, one that fails is told and the others go on."""
     count = grids.grid.seeds if seeds is None else seeds
     todo = [(e, s) for s in range(count) for e in grids.entries if not e.missing]  # one seed everywhere first
+    there: dict[str, bool] = {}
+    looking = threading.Lock()
+
+    def has_data(entry: Entry) -> bool:
+        """Whether the entry's data set can be read; where it cannot, that is told once."""
+        with looking:
+            if entry.cell.data not in there:
+                try:
+                    _load(grids, entry, download)
+                except UserError as e:
+                    tell(f"{e} Its runs are left out.")
+                    there[entry.cell.data] = False
+                else:
+                    there[entry.cell.data] = True
+            return there[entry.cell.data]
 
     def one(work: tuple[Entry, int]) -> Failure | None:
         entry, seed = work
         try:
-            said = _done(grids, entry, seed, out) or _run(grids, entry, seed, out, apart=jobs > 1)
+            said = _done(grids, entry, seed, out)
+            if said is None and not has_data(entry):
+                return Failure(entry, seed, "no data")
+            said = said or _run(grids, entry, seed, out, apart=jobs > 1)
         except KeyboardInterrupt:
             raise
         except Exception as e:  # a bug in one cell must not cost the others
@@ -150,6 +171,12 @@ def run(grids: Grids, out: Path, seeds: int | None = None, jobs: int = 1, tell: 
         return [f for f in map(one, todo) if f]
     with ThreadPoolExecutor(jobs) as pool:
         return [f for f in pool.map(one, todo) if f]
+
+
+def _load(grids: Grids, entry: Entry, download: bool) -> None:
+    from fallow import runs
+
+    runs.load_source(resolve(entry.keys, grids.given)[1], download=download)
 
 
 def _done(grids: Grids, entry: Entry, seed: int, out: Path) -> str | None:
