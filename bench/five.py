@@ -60,7 +60,7 @@ class Cell:
         method, data = METHODS[self.method], DATA[self.data]
         parts = SETTINGS["all"], data["all"], data[method["labels"]], method["all"], method[self.data]
         keys = merge({"data": self.data, "method": self.method, "labels": method["labels"], "seed": self.seed}, *parts)
-        return merge(labels_only(keys), method.get("reference", {})) if self.reference else keys
+        return labels_only(keys) if self.reference else keys
 
     def digest(self) -> str:
         """Of all settings, so that `--go-on` never mixes two."""
