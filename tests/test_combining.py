@@ -86,6 +86,22 @@ def test_labellers_that_are_honoured_run(name: str, tmp_path: Path) -> None:
     assert len(found) == 2 * len(find(name).labellers), "each makes a difference"
 
 
+@pytest.mark.parametrize(("name", "threshold"), [("semifl", 0.0), ("semifl", 1.1), ("fixmatch", 0.0), ("uda", 0.0), ("fedrgd", 0.0)])
+def test_a_kept_labeller_by_hand(name: str, threshold: float, tmp_path: Path) -> None:
+    """One client, one step a round: v <- d v + (1 - d) w after each step; v <- mu v + (1 - mu) w_received at a round's start."""
+    keys = {"labels": "clients", "clients": 1, "active": 1, "steps": 1, "rounds": 2, "norm": "gn", "threshold": threshold}
+    keys |= {"labeller": "local-ema", "labeller_ema": 0.2, "labeller_decay": 0.6, "lr": 0.2, "server_momentum": 0.0, "groups": 1}
+    f = federated(tmp_path, name, **keys)
+    v = received = parameters(f.world.initial())
+    for number in range(2):
+        f.round(number)
+        w = parameters(f.server.model)
+        assert not torch.equal(w, received)
+        v = 0.6 * (0.2 * v + 0.8 * received) + 0.4 * w
+        torch.testing.assert_close(parameters(f.keep.read(0)["labeller"]), v, atol=1e-6, rtol=0)
+        received = w
+
+
 def test_a_method_with_a_merge_of_its_own(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fallow import models
+from fallow.data.samples import Samples
 from fallow.engine.eager import Eager
 from fallow.engine.feed import Part, steps
 from fallow.engine.keep import Keep
@@ -75,6 +77,15 @@ def test_mean_prediction_over_a_round() -> None:
             assert s.prior.tolist() == pytest.approx(after, abs=1e-6)
 
 
+def test_gamma_is_what_the_old_mean_keeps() -> None:
+    """15.3.1: p <- gamma p + (1 - gamma) p_e, by hand for gamma 0.9 and at the ends; it stays a distribution."""
+    for gamma, want in ((0.9, (0.61, 0.29, 0.10)), (1.0, (0.6, 0.3, 0.1)), (0.0, (0.7, 0.2, 0.1))):
+        s = SimpleNamespace(prior=torch.tensor([0.6, 0.3, 0.1]), model=lambda x, **_: torch.tensor([[0.7, 0.2, 0.1]]).log())
+        method(app_u_momentum=gamma).refresh(s, SimpleNamespace(u=SimpleNamespace(weak=torch.zeros(1, 1), rows=None)))
+        assert s.prior.tolist() == pytest.approx(want, abs=1e-6)
+        assert float(s.prior.sum()) == pytest.approx(1, abs=1e-6)
+
+
 PRIOR = torch.tensor([0.6, 0.3, 0.1])
 TABLE = [  # p, debiased p, accepted
     ((0.90, 0.06, 0.04), (0.714286, 0.095238, 0.190476), False),
@@ -96,6 +107,19 @@ def test_debiased_labels() -> None:
     assert torch.allclose(debiased(p.log(), torch.full((3,), 1 / 3)).softmax(1), p, atol=1e-6)
     assert torch.allclose(debiased(p.log(), 7 * PRIOR).softmax(1), z.softmax(1), atol=1e-6)
     assert bool(torch.isfinite(debiased(p.log(), torch.tensor([0.7, 0.3, 0.0]))).all())
+
+
+@pytest.mark.parametrize("debias", [True, False])
+def test_a_round_begins_with_the_table(debias: bool) -> None:
+    """15.3.2 from the start of a round: fifteen more samples make the chapter's APP-U of the table's five."""
+    p = torch.tensor([row[0] for row in TABLE] + [((12 - 3.215) / 15, (6 - 0.334) / 15, (2 - 1.451) / 15)] * 15)
+    party = SimpleNamespace(unlabelled=range(20), model=None, prior=torch.zeros(3), judge=lambda *_: None)
+    party.predict = lambda net, samples, view, **_: p.log() + 3.0
+    found = method(debias=debias).begin(party)
+    assert party.prior.tolist() == pytest.approx(PRIOR.tolist(), abs=1e-6)
+    accepted = [row[2] for row in TABLE] if debias else [False, True, True, False, False]
+    assert found["sure"].tolist() == accepted + [False] * 15
+    assert found["label"][found["sure"]].tolist() == ([0, 2] if debias else [0, 0])
 
 
 def test_threshold_is_reached_by_equality() -> None:
@@ -150,6 +174,91 @@ def test_normaliser_of_the_unlabelled_loss() -> None:
         s = Slot()
         method(reduction=reduction, average="mean").step(s, SimpleNamespace(x=Part(None), u=u, share=torch.tensor(50 / 500)))
         assert s.loss == pytest.approx(want, abs=1e-6)
+
+
+def test_weight_of_the_unlabelled_loss() -> None:
+    """L = L_s + lambda L_u (15.3.3), with 12.3's labelled batch (0.395495) and a strong batch of loss 2."""
+
+    class Slot:
+        def model(self, x: torch.Tensor, **_: Any) -> torch.Tensor:
+            return x
+
+        def descend(self, loss: torch.Tensor) -> None:
+            self.loss = float(loss)
+
+        def log(self, **_: Any) -> None: ...
+
+    strong = torch.tensor([[float(np.log(2 / (np.exp(2.0) - 1))), 0, 0]] * 4)
+    u = SimpleNamespace(strong=strong, weak=strong, rows=None, y=torch.zeros(4, dtype=torch.int64))
+    x = Part({"labelled": torch.tensor([[1.0, 0, 0], [0, 2, 0]]), "y": torch.tensor([0, 1])})
+    for weight, reduction, want in ((1.0, "selected", 2.395495), (0.5, "selected", 1.395495), (0.5, "all", 0.495495), (0.0, "all", 0.395495)):
+        s = Slot()
+        method(weight=weight, reduction=reduction, average="mean").step(s, SimpleNamespace(x=x, u=u, share=torch.tensor(0.1)))
+        assert s.loss == pytest.approx(want, abs=2e-6)
+
+
+def test_the_share_is_of_the_whole_unlabelled_set() -> None:
+    """15.3.3: N_u = |U_m| = N_l + N_u (15.11.10); 50 of 500 are 0.1."""
+    sure = np.arange(500) % 10 == 3
+    party = SimpleNamespace(labelled=Samples.of(np.arange(40), np.zeros(40, np.int64)), unlabelled=Samples.of(np.arange(500)),
+                            batch=None, epochs=5, steps=None, uneven=False)  # fmt: skip
+    plan = method().plan(party, {"label": np.zeros(500, np.int64), "sure": sure})
+    assert len(plan) == 5 and plan.segments[0].numbers["share"] == pytest.approx(0.1)
+    assert plan.segments[0].streams["u"].samples.index.tolist() == np.flatnonzero(sure).tolist()
+
+
+def test_the_pass_over_all_is_made_in_batches_of_250(tmp_path: Path) -> None:
+    """Section 18 of methods: `app_u_over=all` passes like `begin`: stored order, batches of 250, batch statistics."""
+    f = federated(tmp_path, threshold=0.12, epochs=1, app_u_over="all", clients=2, unlabelled_ratio=1.0)
+    slot = Slot(f.world)
+    slot.load({"model": f.server.model}, {}, 0.0)
+    slot.lr["model"].fill_(0.03)
+    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}, {}))
+    plan = f.method.plan(party, {k: v.numpy() for k, v in f.method.begin(party).items()})
+    b = next(iter(steps(f.world, plan, party.key("plan"), lambda *a: {}))).batch()
+    n = len(party.unlabelled)
+    weak = b.every.weak if b.every.rows is None else b.every.weak[b.every.rows]
+    assert n > 500 and len(weak) == n and b.every.index[:n].tolist() == list(range(n))
+    net = models.build("small-cnn", 10, 1, norm="bn", size=8)
+    net.load_state_dict(f.server.model.tensors(), strict=False)
+    with torch.no_grad():
+        means = [torch.cat([net.train()(x).softmax(1) for x in weak.split(size)]).mean(0) for size in (250, n)]
+    start = party.prior.clone()
+    f.method.step(slot, b)
+    assert torch.allclose(party.prior, (start + means[0]) / 2, atol=1e-6)
+    assert not torch.allclose(means[0], means[1], atol=1e-5)
+
+
+def test_steps_equal_plain_torch(tmp_path: Path) -> None:
+    """15.3.3: labelled, accepted weak and accepted strong are batches of their own; clip 1, Nesterov, decay by torch."""
+    f = federated(tmp_path, threshold=0.12, weight_decay=5e-4, clip=1.0, weight=0.7)
+    slot = Slot(f.world)
+    slot.load({"model": f.server.model}, {}, 0.0)
+    slot.lr["model"].fill_(0.03)
+    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}, {}))
+    found = {k: v.numpy() for k, v in f.method.begin(party).items()}
+    assert 0 < found["sure"].mean() < 1
+    made = [s.batch() for s in steps(f.world, f.method.plan(party, found), party.key("plan"), lambda *a: {})]
+    assert len(made) == 3
+    net = models.build("small-cnn", 10, 1, norm="bn", size=8)
+    net.load_state_dict(f.server.model.tensors(), strict=False)
+    sgd = torch.optim.SGD(net.train().parameters(), lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    prior = party.prior.clone()
+    for b in made:
+        x, u = (slice(None) if p.rows is None else p.rows for p in (b.x, b.u))
+        assert sorted(b.u.index[u].tolist()) == np.flatnonzero(found["sure"]).tolist()
+        assert torch.equal(b.u.y[u], torch.from_numpy(found["label"])[b.u.index[u]])
+        with torch.no_grad():
+            prior = 0.5 * prior + 0.5 * net(b.u.weak[u]).softmax(1).mean(0)
+        loss = F.cross_entropy(net(b.x.labelled[x]), b.x.y[x]) + 0.7 * F.cross_entropy(net(b.u.strong[u]), b.u.y[u])
+        sgd.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        sgd.step()
+        f.method.step(slot, b)
+        assert torch.allclose(party.prior, prior, atol=1e-5) and float(party.prior.sum()) == pytest.approx(1, abs=1e-5)  # 15.11.1
+    for name, p in net.named_parameters():
+        assert torch.allclose(slot.model.weights[name], p, atol=2e-5), name
 
 
 def test_inference_batches() -> None:
@@ -285,6 +394,16 @@ def test_labels_at_some_clients(tmp_path: Path) -> None:
     f = federated(tmp_path, labels="some", labelled_clients=2, threshold=1.1)
     idle = [o for o in outcomes(f) if not o.steps]
     assert len(idle) == 2 and all(torch.equal(o.update["model"].groups["parameters"], parameters(f)) for o in idle)
+
+
+def test_defaults_of_the_chapter() -> None:
+    """15.8, the options in one place, as far as a method sets them; recipes set the rest."""
+    _, o = resolve({}, {"method": "feddb"})
+    assert (o.debias, o.average, o.dma, o.dma_steps, o.dma_lr, o.dma_momentum, o.dma_ridge, o.dma_floor) == (True, "dma", "code", 100, 1.0, 0.0, 1e-8, 0.0)
+    assert (o.app_u_momentum, o.app_u_over, o.app_u_order, o.reduction, o.weight, o.threshold) == (0.5, "accepted", "stored", "selected", 1.0, 0.95)
+    assert (o.empty_mask, o.batch, o.optimizer_state, o.server_lr, o.server_momentum, o.weights) == ("minibatch64", "full", "keep", 1.0, 0.5, "uniform")
+    assert (o.statistics, o.labelled_as_unlabelled, o.labeller) == ("batch", True, "received")
+    assert (o.optimizer, o.lr, o.momentum, o.nesterov) == ("sgd", 0.03, 0.9, True)
 
 
 def test_readings() -> None:

@@ -224,6 +224,39 @@ def test_the_released_reward_is_for_the_strong_views_own_label():
     close(s.losses["model"], expected, 1e-14)
 
 
+def test_the_gradient_of_the_released_loop():
+    """14.2.6 e: CE_s + lambda L_u + dot CE(own label); soft targets, labels and dot are constants."""
+    strong = STRONG[[2, 0, 1]]
+    s = toy(batch(X, Y, WEAK, strong, ramp=1.2), loop="meta-pseudo", reward_sign="new-minus-old", threshold=0.44)
+    net = toy_modules()["model"]
+    zs, zw, zt = net(X), net(WEAK).detach(), net(strong)
+    t = zw.softmax(1)
+    kept = (t.max(1).values >= 0.44).double()
+    assert kept.tolist() == [0, 1, 1]
+    soft = (kept * -(t * zt.log_softmax(1)).sum(1)).sum() / 3
+    loss = F.cross_entropy(zs, Y) + 1.2 * soft + float(mean_of(s, "reward")) * F.cross_entropy(zt, zt.detach().argmax(1))
+    close(s.losses["model"], loss.detach(), 1e-14)
+    gradient = torch.autograd.grad(loss, list(net.parameters()))
+    close(plain(s, s.moved["model"]), torch.cat([g.flatten() for g in gradient]), 1e-14)
+
+
+def test_the_warm_phase_of_the_released_loop():
+    """14.2.6, 1: one pass over [x; W(u); S(u)], so that batch norm sees all of it; the labelled loss alone; theta alone."""
+    nets = {"model": seeded(small_resnet, 1), "creg": seeded(small_resnet, 2)}
+    x, y, weak, strong = pictures(2, 8)
+    method, s = bench(3, nets, loop="meta-pseudo")
+    before = s.creg.flat.groups["parameters"].clone()
+    method.warm(s, batch(x, y, weak, strong))
+    net = copy.deepcopy(nets["model"]).double().train()
+    loss = F.cross_entropy(net(torch.cat([x, weak, strong]))[:4], y)
+    close(s.losses["model"], loss.detach(), 1e-12)
+    for (name, _), g in zip(net.named_parameters(), torch.autograd.grad(loss, list(net.parameters()))):
+        close(by_name(s, "model", s.moved["model"])[name], g, 1e-11)
+    for name, b in net.named_buffers():
+        close(s.model.flat[name].double(), b.double(), 1e-12)
+    assert torch.equal(s.creg.flat.groups["parameters"], before)
+
+
 # -- the second-order term, the other way (14.2.5 B) -------------------------------------------------------------------
 def small_resnet(classes=3, width=6):
     class Net(nn.Module):
@@ -329,6 +362,48 @@ def test_meta_gradient_of_the_real_resnet9():
         assert float((got - other[k]).abs().max()) < 1e-9 * scale, k
 
 
+@pytest.mark.parametrize("loop", ["regulators", "meta-pseudo"])
+def test_a_step_with_batch_norm_equals_plain_torch(loop):
+    """14.2.2 and 14.2.6 by torch's own modules in train mode: C-reg's passes, old and new among them, by batch statistics."""
+    nets = {"model": seeded(small_resnet, 1), "creg": seeded(small_resnet, 2), "freg": seeded(lambda: FReg(3, 7), 3)}
+    x, y, weak, strong = pictures(2, 8)
+    method, s = bench(3, nets, loop=loop, freg_hidden=7, threshold=0.995)
+    (method.step if loop == "regulators" else method.meta_pseudo)(s, batch(x, y, weak, strong, ramp=0.4))
+    theta, phi, freg = (copy.deepcopy(n).double().train() for n in nets.values())
+    zs, zw, zt = theta(torch.cat([x, weak, strong])).split([4, 5, 5])
+    yhat, t = zw.argmax(1), zw.softmax(1).detach()
+    names = [n for n, _ in phi.named_parameters()]
+
+    def moved(loss, net, rate, **how):
+        return {n: p - rate * g for (n, p), g in zip(net.named_parameters(), torch.autograd.grad(loss, list(net.parameters()), **how))}
+
+    at = lambda w, u: functional_call(phi, w, (u,))
+    now = dict(phi.named_parameters())
+    if loop == "regulators":
+        l = F.cross_entropy(phi(strong), yhat, reduction="none")
+        virtual = moved((freg(phi(strong).softmax(1)) * l).mean(), phi, 0.1, create_graph=True)
+        w = moved(F.cross_entropy(at(virtual, x), y), freg, 0.05)
+        freg.load_state_dict({n: v.detach() for n, v in w.items()})
+        a = phi(strong)
+        creg = (freg(a.softmax(1)) * F.cross_entropy(a, yhat, reduction="none")).mean()
+    else:
+        creg = F.cross_entropy(phi(weak), yhat)
+    after = {n: v.detach() for n, v in moved(creg, phi, 0.1).items()}
+    with torch.no_grad():
+        d = F.cross_entropy(at(now, x), y) - F.cross_entropy(at(after, x), y)
+    if loop == "regulators":
+        loss = F.cross_entropy(zs, y) + ((freg(zt.softmax(1)).detach() + d) * F.cross_entropy(zt, yhat, reduction="none")).mean()
+    else:
+        kept = (t.max(1).values >= 0.995).double()
+        assert 0 < kept.sum() < 5
+        loss = F.cross_entropy(zs, y) + 0.4 * (kept * -(t * zt.log_softmax(1)).sum(1)).mean() + d * F.cross_entropy(zt, zt.argmax(1))
+    close(mean_of(s, "reward"), d, 1e-12)
+    close(s.losses["model"], loss.detach(), 1e-12)
+    for n in names:
+        close(by_name(s, "creg")[n], after[n], 1e-12)
+        close(by_name(s, "model")[n], moved(loss, theta, 0.1, retain_graph=True)[n].detach(), 1e-12)
+
+
 # -- invariants (14.12) ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_without_a_virtual_step_freg_stays(optimizer):
@@ -365,6 +440,37 @@ def test_a_creg_that_stands_still_gives_no_reward():
     method.step(s, TOY)
     assert mean_of(s, "reward") == 0
     close(plain(s, s.moved["model"]), theta_gradient(s, 0.0), 1e-14)
+
+
+def test_a_weight_may_be_negative():
+    """14.2.2: m + d < 0 is ascent on that pseudo-label; it is not clamped."""
+    method, s = bench(3, toy_modules())
+    s.lr["creg"].fill_(20.0)
+    method.step(s, TOY)
+    d, m = float(mean_of(s, "reward")), s.freg.seen[1].z.detach()
+    assert (m + d < 0).all()
+    close(plain(s, s.moved["model"]), theta_gradient(s, d), 1e-12)
+
+
+def test_what_freg_looks_at_when_it_weighs():
+    """Eq. 6 with `freg_input`: the local model's strong logits, or their softmax, and F-reg after its step."""
+    for q in ("probs", "logits"):
+        s, freg, net = toy(freg_input=q), toy_modules()["freg"], toy_modules()["model"]
+        freg.load_state_dict(by_name(s, "freg"))
+        z = net(STRONG).detach()
+        m = freg(z.softmax(1) if q == "probs" else z).detach()
+        close(mean_of(s, "trust"), m.mean(), 1e-14)
+        close(s.losses["model"], (F.cross_entropy(net(X), Y) + ((m + mean_of(s, "reward")) * F.cross_entropy(net(STRONG), net(WEAK).argmax(1), reduction="none")).mean()).detach(), 1e-14)
+
+
+@pytest.mark.parametrize("loop", ["regulators", "meta-pseudo"])
+def test_flags_left_on_inputs_change_nothing(loop):
+    """14.12.11."""
+    flagged = batch(X.clone().requires_grad_(), Y, WEAK.clone().requires_grad_(), STRONG.clone().requires_grad_(), ramp=0.4)
+    s, other = (toy(b, loop=loop, threshold=0.44) for b in (flagged, batch(X, Y, WEAK, STRONG, ramp=0.4)))
+    for name in s.nets:
+        assert torch.equal(s.nets[name].flat.groups["parameters"], other.nets[name].flat.groups["parameters"])
+    assert bool(torch.isfinite(mean_of(s, "reward")))
 
 
 def test_the_sign_turns_only_the_reward():
@@ -468,6 +574,12 @@ def test_learning_rates_of_the_released_loop():
     assert [s.step.__name__ for s in FedDure(p.options, 10).plan(none, {}).segments if len(s)] == ["meta_pseudo"]
 
 
+def test_the_ramp_ends_at_its_weight():
+    p = party(50, 450, **FedDure.readings["released"] | {"steps": 30})
+    ramp = FedDure(p.options, 10).plan(p, {}).segments[1].numbers["ramp"]
+    assert np.allclose([ramp[k] for k in (0, 9, 18, 19, 20, 29)], [0.4, 4.0, 7.6, 8.0, 8.0, 8.0])
+
+
 # -- in the engine -----------------------------------------------------------------------------------------------------
 SMALL = dict(data="digits", model="small-cnn", norm="bn", clients=6, active=2, label_per_class=2, unlabelled_ratio=0.3,
              rounds=2, slots=1, eval_every=2)  # fmt: skip
@@ -516,6 +628,60 @@ def test_freg_stays_with_its_client_and_nothing_else_travels(tmp_path):
     }
     assert all(not torch.equal(a, b) for c, a in first.items() for e, b in first.items() if c != e)
     assert all(not torch.equal(first[c], known[c].groups["parameters"]) for c in known)
+
+
+@pytest.mark.parametrize("init", ["client", "shared"])
+def test_where_freg_starts_and_its_own_rate(tmp_path, init):
+    """14.1: F-reg's first weights are a client's own draw, or one for all; `freg_lr` is F-reg's alone."""
+    run = at_work(tmp_path, active=3, freg_init=init, freg_lr=1e-12)
+    federated, world = run.federated, run.world
+    start = federated.server.model.groups["parameters"].clone()
+    federated.round(0)
+    found = {c: federated.keep.read(c)["freg"].groups["parameters"] for c in federated.server.active}
+    for client, w in found.items():
+        own = world.initial("freg") if init == "shared" else world.fresh("freg", world.key("random", "freg", client))
+        assert torch.allclose(w, own.groups["parameters"], atol=1e-9)
+    values = list(found.values())
+    assert len(values) == 3 and torch.allclose(values[0], values[1], atol=1e-9) == (init == "shared")
+    assert (federated.server.model.groups["parameters"] - start).abs().max() > 1e-5
+
+
+def test_a_round_starts_with_both_nets_at_the_received_model_and_new_optimisers(tmp_path):
+    """14.12.7, 14.1: phi == theta == theta_g, in later rounds too; no moments of C-reg or F-reg outlive a round."""
+    run = at_work(tmp_path, rounds=3, optimizer_state="keep")
+    f, seen = run.federated, []
+    method, step = run.world.method, FedDure.step
+
+    def looking(s, b):
+        moments = [t for n in ("creg", "freg") for t in s.optimizers[n].tensors.values()]
+        seen.append((s.model.flat.clone(), s.creg.flat.clone(), all(not t.any() for t in moments)))
+        step(method, s, b)
+
+    method.__dict__["step"] = looking
+    for number in range(3):
+        seen.clear()
+        received = f.server.model.clone()
+        f.round(number)
+        assert len(seen) == 8, "two clients, 20 labels: n = 2 is taken as 4 (14.2.7)"
+        for first in (seen[0], seen[4]):
+            for net in first[:2]:
+                assert all(torch.equal(net.groups[g], received.groups[g]) for g in ("parameters", "statistics"))
+            assert first[2]
+        assert not torch.equal(seen[1][0].groups["parameters"], seen[1][1].groups["parameters"])
+        assert all(set(f.keep.read(c)) == {"freg", "model/optimizer"} for c in f.server.active)
+
+
+def test_defaults_of_the_chapter():
+    """14.1 to 14.4, 14.7."""
+    _, o = resolve({}, dict(method="feddure"))
+    assert (o.loop, o.creg, o.freg, o.reward_sign, o.threshold) == ("regulators", True, "regulator", "old-minus-new", 0.6)
+    assert (o.creg_weight_grad_virtual, o.creg_weight_grad_real, o.virtual_lr) == ("through", "through", 5e-4)
+    assert (o.freg_hidden, o.freg_input, o.freg_normalise, o.freg_state, o.freg_optimizer_state) == (128, "probs", "none", "client", "reset")
+    assert (o.optimizer, o.lr, o.freg_lr, o.momentum, o.weight_decay, o.schedule) == ("adam", 5e-4, None, 0.9, 0.0, "constant")
+    assert (o.batch, o.unlabelled_batch, o.epochs, o.weights, o.optimizer_state) == (10, "match-steps:floor", 1, "samples", "reset")
+    assert (o.statistics, o.server_momentum) == ("average", 0.0)
+    _, o = resolve({}, dict(method="feddure", reading="released"))
+    assert (o.weight, o.ramp, o.warm_steps, o.lr_warmup, o.creg_wait, o.threshold) == (8.0, 20, 5, 10, 2, 0.6)
 
 
 def test_one_client_is_the_mean_and_options_reach_the_nets(tmp_path):

@@ -127,6 +127,27 @@ def test_thresholds_at_the_ends():
     assert every.loss.item() == pytest.approx(0.395495 + 1.206720 + sum(crossed).item(), abs=2e-6)
 
 
+def test_the_entropy_must_be_below_delta():
+    """Strictly (12.3): labels of entropy exactly 0 are not used at delta = 0, and are at any delta above."""
+    views = {"weak": IMAGES, "strong": IMAGES}
+    for delta, used in ((0.0, False), (1e-6, True)):
+        bench = Bench(labelled=False)
+        for net in (bench.personal, bench.model):
+            net.logits[0] = torch.tensor([[200.0, 0, 0], [0, 200, 0]])
+        FedLoKe(FedLoKe.Options(entropy=delta), 3).step(bench, Batch({"x": Part(None), "u": Part(views)}, {"ramp": torch.tensor(1.0)}))
+        assert bench.logged["entropy_local"].tolist() == [0, 0] and bench.sure["label"] == bench.sure["global_label"] == [used] * 2
+        crossed = [F.cross_entropy(n.logits[1].detach(), torch.tensor([0, 1])).item() for n in (bench.personal, bench.model)]
+        assert bench.loss.item() == pytest.approx(sum(crossed) if used else 0, abs=1e-5)
+
+
+def test_kl_is_never_negative():
+    g = torch.Generator().manual_seed(0)
+    for scale in (0.1, 1, 10, 100):
+        teacher, student = (scale * torch.randn(200, 10, generator=g) for _ in range(2))
+        assert kl(teacher.softmax(1), student).min() > -1e-6
+        assert kl(teacher.softmax(1), teacher).abs().max() < 1e-5
+
+
 # -- 12.3 step 0: fusion ---------------------------------------------------------------------------------------------------
 class Tiny(nn.Module):
     def __init__(self, weight, variance, count):
@@ -189,6 +210,14 @@ def test_steps_of_a_round(n0, r, L, U, repetitions, steps):
     per_pass = min(len(made.segments[0].streams["x"]), U // 32)
     coverage = 1 - (1 - per_pass * 32 / U) ** repetitions
     assert 0.62 < coverage < 0.645
+
+
+def test_local_epochs_repeat_the_loop():
+    """12.3: one local epoch is the whole loop, once."""
+    for epochs, schedule, steps in ((2, "resample", 58), (0.5, "resample", 15), (2, "epoch", 58)):
+        worker = Worker(50, 950)
+        worker.epochs = epochs
+        assert len(FedLoKe(FedLoKe.Options(unlabelled_schedule=schedule), 10).plan(worker, {})) == steps
 
 
 def test_clients_that_lack_something():
@@ -370,3 +399,85 @@ def test_bytes_of_a_resnet9(classes, size):
     assert state.only("counters").nbytes == 64 and state.only("statistics").nbytes == 17_920
     if classes == 10:
         assert 20 * size == 526_388_000 and 50 * state.nbytes == 1_315_973_200
+
+
+# -- 12.1, 12.3, 12.8: options ----------------------------------------------------------------------------------------------
+def test_late_joiners_start_from_what_the_option_says(tmp_path):
+    """12.1: a client first drawn in a later round has the initial personal model, or starts from the model it gets."""
+    for start in ("initial", "received"):
+        fed = federated(tmp_path / start, personal_start=start, ema=1.0, lr=0.1, clip_value=None, active=1, norm="gn", rounds=8)
+        begins, begin, method = {}, FedLoKe.begin, fed.world.method
+
+        def begun(party, begins=begins, begin=begin, method=method):
+            found = begin(method, party)
+            begins.setdefault(party.id, (party.personal.state.clone(), party.received["model"].clone(), party.round))
+            return found
+
+        method.__dict__["begin"] = begun
+        for number in range(8):
+            fed.round(number)
+        late = [(own, received) for own, received, number in begins.values() if number]
+        assert late
+        for own, received in late:
+            assert not same(received, fed.world.initial())
+            assert same(own, received if start == "received" else fed.world.initial())
+
+
+@pytest.mark.parametrize("labelling, passes", [("update", 3), ("batch", 2), ("running", 2)])
+def test_the_label_pass_and_batch_norm(tmp_path, labelling, passes):
+    """12.11.7: three updates of the statistics a step, of both models; two if the label pass leaves them alone."""
+    fed = federated(tmp_path, norm="bn", active=1, labelling=labelling)
+    fed.round(0)
+    for state in (fed.server.model, fed.keep.read(fed.server.active[0])["personal"]):
+        assert {int(t) for n, t in state.tensors().items() if n.endswith("num_batches_tracked")} == {2 * passes}
+
+
+def test_labelling_with_running_statistics_is_eval_mode(tmp_path):
+    """`label_mode: eval`: the entropies are those of nets in eval mode, before the step's own passes move anything."""
+    fed = federated(tmp_path, norm="bn", active=1, labelling="running", steps=1, ema=1.0)
+    start = models.build("small-cnn", 10, 1, norm="bn", size=8)
+    start.load_state_dict(fed.server.model.tensors(), strict=False)
+    seen = []
+
+    class Looking(FedLoKe):
+        def step(self, s, b):
+            seen.append((b.x.weak, b.u.weak))
+            super().step(s, b)
+
+    fed.world.method.__dict__["step"] = lambda s, b: Looking(fed.world.options, 10).step(s, b)
+    row = fed.round(0)
+    x, u = seen[0]
+    with torch.no_grad():
+        start.train()(x)  # the labelled pass comes first (12.3, order) and moves the statistics
+        p = start.eval()(u).softmax(1)
+    assert row["entropy_local"] == pytest.approx(torch.special.entr(p).sum(1).mean().item(), abs=1e-5)
+
+
+def test_equal_clients_weigh_the_same_by_either_rule(tmp_path):
+    """12.11.9: `uniform` is `num_samples` when sizes are equal."""
+    ways = [federated(tmp_path / w, weights=w, norm="bn", active=3) for w in ("uniform", "samples")]
+    for fed in ways:
+        assert len({len(c.labelled) + len(c.unlabelled) for c in fed.world.federation.clients}) == 1
+        fed.round(0)
+    assert same(ways[0].server.model, ways[1].server.model)
+
+
+def test_accuracy_does_not_depend_on_the_chunks(tmp_path):
+    """12.11.12."""
+    fed = federated(tmp_path, norm="bn")
+    fed.round(0)
+    found = []
+    for chunk in (1000, 64, 7):
+        fed.o = fed.o.model_copy(update={"eval_batch": chunk})
+        found.append(fed.evaluate(fed.server.model))
+    assert found[0]["accuracy"] == found[1]["accuracy"] == found[2]["accuracy"]
+    assert found[0]["test_loss"] == pytest.approx(found[2]["test_loss"], abs=1e-6)
+
+
+def test_defaults_of_the_chapter():
+    """12.8."""
+    _, o, *_ = prepare(None, {"method": "fedloke"})
+    assert (o.ema, o.entropy, o.ramp_rounds, o.batch, o.unlabelled_batch, o.epochs) == (0.7, 0.1, 200, 32, "equal", 1)
+    assert (o.personal_start, o.unlabelled_schedule, o.views, o.global_pseudo_label, o.labelling) == ("initial", "resample", "fedloke", True, "update")
+    assert (o.optimizer, o.lr, o.momentum, o.nesterov, o.weight_decay, o.clip, o.clip_value) == ("sgd", 0.01, 0.0, False, 0.0, None, 0.1)
+    assert (o.schedule, o.weights, o.statistics, o.server_momentum, o.augment.strong, o.augment.cutout) == ("constant", "uniform", "average", 0.0, "ra-torchvision", "none")

@@ -2,7 +2,9 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,10 @@ from torch import nn
 
 import fallow
 from fallow import models
+from fallow.data.samples import Samples
 from fallow.engine.feed import Batch, Part
 from fallow.engine.optim import Optimizer
+from fallow.engine.slot import Slot
 from fallow.errors import UserError
 from fallow.methods.base import Update, Updates
 from fallow.methods.fedrgd import FedRGD
@@ -44,6 +48,28 @@ def test_sgd_check():
         sgd.step(w, torch.tensor([float(g)]), torch.tensor(0.1))
         assert w.item() == pytest.approx(weight, abs=1e-7)
         assert sgd.tensors["momentum"].item() == pytest.approx(buffer, abs=1e-7)
+
+
+# -- 11.2: batches -------------------------------------------------------------------------------------------------------
+def drawn(labelled, unlabelled, labels):
+    """The batches of a round's 16 steps, as positions in the party's own data."""
+    o = FedRGD.Options(labels=labels)
+    x = Samples.of(np.arange(labelled), np.zeros(labelled, np.int64))
+    party = SimpleNamespace(options=o, labelled=x, unlabelled=Samples.of(np.arange(unlabelled)), batch=64, steps=16, epochs=None, round=3)
+    plan = FedRGD(o, 10).plan(party, {})
+    assert len(plan) == 16
+    return {n: s.positions(5, 16) for n, s in plan.segments[0].streams.items() if s}
+
+
+def test_batches_are_full_and_passes_whole():
+    """N_s = 1000: 15 full batches, the 16th from a second pass; fewer samples than a batch: drawn with replacement."""
+    for made in (drawn(1000, 0, "server")["x"], drawn(0, 1000, "server")["u"]):
+        assert [len(i) for i in made] == [64] * 16
+        assert len(set(np.concatenate(made[:15]).tolist())) == 960
+    few = drawn(50, 100, "clients")
+    assert [len(i) for i in few["x"] + few["u"]] == [64] * 32
+    assert all(len(set(i.tolist())) == 64 for i in few["u"]), "100 samples: one batch a pass, without replacement"
+    assert all(len(set(i.tolist())) < 50 for i in few["x"])
 
 
 # -- 11.3: the objectives ------------------------------------------------------------------------------------------------
@@ -114,6 +140,39 @@ def test_no_gradient_through_the_weak_view():
     weak, strong = WEAK.clone().requires_grad_(), STRONG.clone().requires_grad_()
     gradients = torch.autograd.grad(step(weak=weak, strong=strong).loss, (weak, strong), allow_unused=True)
     assert gradients[0] is None and gradients[1].any()
+
+
+def test_self_training_labels_in_eval_mode_before_the_training_pass(tmp_path):
+    """(5): labels of an eval-mode pass with the statistics as they are; one train-mode pass of the same tensor learns."""
+    fed = federated(tmp_path, method="fedrgd", labels="server", norm="bn", objective="self-training")
+    net = models.build("small-cnn", 10, 1, norm="bn", size=8)
+    net.load_state_dict(fed.server.model.tensors(), strict=False)
+    weak = torch.rand(24, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        p = net.eval()(weak).softmax(1)
+        trained = copy.deepcopy(net).train()(weak).softmax(1)
+        moved = copy.deepcopy(net)
+        moved.train()(weak)
+        late = moved.eval()(weak).softmax(1)
+    assert not torch.equal(p.argmax(1), trained.argmax(1)), "train mode would label otherwise"
+    best, after = p.max(1).values, late.max(1).values
+    one = int((best - after).abs().argmax())
+    threshold = float((best[one] + after[one]) / 2)
+    assert ((best >= threshold) != (after >= threshold)).any(), "moved statistics would accept others"
+    kept = (best >= threshold).float()
+    assert 0 < kept.sum() < 24
+    slot = Slot(fed.world)
+    slot.load({"model": fed.server.model}, {}, 0.0)
+    slot.lr["model"].fill_(0.1)
+    before = {k: w.clone() for k, w in slot.model.weights.items()}
+    method = FedRGD(fed.world.options.model_copy(update={"threshold": threshold}), 10)
+    method.step(slot, Batch({"x": Part(None), "u": Part({"weak": weak})}, {}))
+    loss = (F.cross_entropy(net.train()(weak), p.argmax(1), reduction="none") * kept).sum() / 24
+    loss.backward()
+    assert slot.logs["loss"][0].item() == pytest.approx(loss.item(), abs=1e-6)
+    for name, w in net.named_parameters():  # the first step of Nesterov's momentum: g + 0.9 g
+        step = before[name] - slot.model.weights[name]
+        assert torch.allclose(step, 0.1 * (1.9 * w.grad + 1.9 * 1e-4 * before[name]), atol=1e-6), name
 
 
 # -- 11.4: averaging -----------------------------------------------------------------------------------------------------
@@ -254,6 +313,30 @@ def test_history_sends_the_model_of_the_group_a_client_was_in():
     assert Grouping(method.o).group(hub, 3) == 0 == Grouping(method.o).group(hub, 9), "and is averaged in a new group"
 
 
+def test_history_is_that_of_the_last_round_only():
+    """11.1: a user of this round that was not in the last one receives w_avg, whichever group it was in before."""
+    o = {"groups": 2, "group_assignment": "history"}
+    hub = merged(sent(*FOUR), [1, 2, 3, 4], **o)
+    method = FedRGD(FedRGD.Options(clients=6, active=4, labels="server", **o), 10)
+    hub.active = [5, 3, 6, 4]
+    method.merge(hub, Updates(u for u in sent((0, 1), (9, 9), (9, 9), (1, 0), (2, 0), (3, 5), (4, 4)) if u.client not in (1, 2)))
+    assert [flat(g) for g in hub["groups"]] == [pytest.approx([4 / 3, 2]), pytest.approx([2, 5 / 3])]
+    for client, group in ((5, 0), (3, 0), (6, 1), (4, 1)):
+        assert method.down(hub, client)["model"] is hub["groups"][group]
+    assert method.down(hub, 1)["model"] is method.down(hub, 2)["model"] is hub.model
+
+
+def test_a_group_nobody_of_which_answered_keeps_its_model():
+    """A group is a lineage (11.1): there are S models after every round, and w_avg is the mean of all."""
+    method = FedRGD(FedRGD.Options(clients=4, labels="clients", groups=2), 10)
+    hub = Hub([1, 2, 3, 4], state(6.0, 2.0))
+    method.start(hub)
+    method.merge(hub, sent(None, (3, 0), (0, 3)))
+    assert [flat(g) for g in hub["groups"]] == [pytest.approx([1.5, 1.5]), pytest.approx([6, 2])]
+    assert flat(hub.model) == pytest.approx([3.75, 1.75])
+    assert method.down(hub, 4)["model"] is hub["groups"][1]
+
+
 def test_fixed_groups_go_by_the_clients_number():
     grouping = Grouping(FedRGD.Options(clients=4, groups=2, group_assignment="fixed"))
     assert [grouping.group(Hub([3, 0, 2, 1]), c) for c in range(4)] == [0, 0, 1, 1]
@@ -289,6 +372,16 @@ def test_settings():
     norms = {m: FedRGD.Options(model=m).norm for m in ("resnet18", "resnet9", "wrn-28-2", "small-cnn", "emnist-cnn")}
     assert norms == {"resnet18": "gn", "resnet9": "gn", "wrn-28-2": "gn", "small-cnn": None, "emnist-cnn": None}
     assert FedRGD.Options(model="resnet18", norm="bn").norm == "bn"
+
+
+def test_defaults_of_the_chapter():
+    """11.2 (outside presets), 11.3, 11.10."""
+    _, o, *_ = prepare(None, {"method": "fedrgd", "labels": "server"})
+    assert (o.objective, o.average, o.groups, o.group_assignment, o.group_split, o.group_models) == ("crl", "grouped", "auto", "slot", "balanced", True)
+    assert (o.threshold, o.weight, o.reduction, o.pseudo_label_mode, o.empty_step) == (0.95, 1.0, "all", "joint", "take")
+    assert (o.steps, o.epochs, o.batch, o.unlabelled_batch, o.epoch_samples, o.first_round_extra_step) == (16, None, 64, "equal", 65536, False)
+    assert (o.lr, o.momentum, o.nesterov, o.weight_decay, o.schedule) == (0.03, 0.9, True, 1e-4, "cosine-7-16")
+    assert (o.weights, o.server_turn, o.server_copies, o.server_momentum, o.statistics) == ("uniform", "beside", 1, 0.0, "server")
 
 
 # -- whole rounds --------------------------------------------------------------------------------------------------------

@@ -130,6 +130,26 @@ def test_server_beside_and_the_base_of_momentum() -> None:
         assert seen == pytest.approx(want), base
 
 
+def test_momentum_around_group_means() -> None:
+    """I14 with ten idle clients in two groups (13.5.4): the server weighs 1/6, and the drift tends to s/3 or -2s/3."""
+    first = {"trained": [0.1667, -0.0833, -0.5417, -1.1042], "distributed": [0.1667, 0.4167, 0.7083, 1.0208]}
+    for base, drift in {"trained": -2 / 3, "distributed": 1 / 3}.items():
+        keys = {"method": "semifl", "labels": "server", "server_turn": "beside", "clients": 10, "average": "grouped", "groups": 2}
+        method = SemiFL(SemiFL.Options(**keys, group_models=False, average_base=base), 10)
+        server, w, seen = a_server(), 0.0, []
+        server.active = list(range(10))
+        for _ in range(30):
+            server["model"] = server.sent = numbered(w)
+            updates = Updates(Update(model=numbered(w + 1 if k == 0 else w)) for k in range(11))
+            for k, u in enumerate(updates):
+                u.client = k - 1 if k else None
+            method.merge(server, updates)
+            w = float(server.model["weight"])
+            seen.append(w)
+        assert seen[:4] == pytest.approx(first[base], abs=5e-5), base
+        assert seen[-1] - seen[-2] == pytest.approx(drift, abs=1e-4), base
+
+
 def test_cosine() -> None:
     s = Schedule.parse("cosine")
     lr = [0.03 * s.factor(t, 0, 5, 800) for t in range(800)]
@@ -178,6 +198,80 @@ def test_loss() -> None:
     assert mixed_loss(0.3, [0, 1], [2, 2], mix_weight=0)[0] == pytest.approx(0.3954948, abs=1e-6)
     assert mixed_loss(1.0, [0, 1], [2, 2])[0] == pytest.approx(0.3954948 + 1.3954947, abs=1e-6)
     assert mixed_loss(0.0, [0, 1], [2, 2])[0] == pytest.approx(0.3954948 + 0.8954947, abs=1e-6)
+
+
+def test_weight_of_the_mix_loss() -> None:
+    assert mixed_loss(0.3, [0, 1], [2, 2], mix_weight=0.5)[0] == pytest.approx(0.3954948 + 0.5 * 1.0454947, abs=1e-6)
+
+
+def test_loss_with_labels_at_the_client() -> None:
+    """15.5: L = L_s + L_fix + L_mix, every term a batch mean. L_s is that of 12.3's worked step, 0.395495."""
+    keys, y = {"method": "semifl", "labels": "clients"}, torch.tensor([0, 1])
+    strong, mixed = torch.tensor([[2.0, 0, 0], [0, 1, 0]]), torch.tensor([[1.0, 0, 0], [0, 0, 2]])
+    labelled, image = torch.tensor([[1.0, 0, 0], [0, 2, 0]]), torch.zeros(2, 1, 2, 2)
+    b = SimpleNamespace(
+        x=feed.Part({"labelled": image, "y": y}), lam=torch.tensor(0.3),
+        fix=SimpleNamespace(rows=None, strong=image, weak=image, y=y), mix=SimpleNamespace(weak=image, y=torch.tensor([2, 2])),
+    )  # fmt: skip
+    s = Stub(labelled, strong, mixed)
+    SemiFL(SemiFL.Options(**keys), 3).step(s, b)
+    assert s.loss == pytest.approx(0.395495 + 1.4409895, abs=2e-6)
+
+
+class Echo:
+    """A slot whose net answers with what it is shown."""
+
+    def __init__(self) -> None:
+        self.model = lambda x, **_: x
+
+    def descend(self, loss: torch.Tensor, when: Any = None) -> None:
+        self.loss, self.when = float(loss), when
+
+    def judge(self, *_: Any) -> None: ...
+
+    def log(self, **_: Any) -> None: ...
+
+
+def test_loss_by_batch() -> None:
+    """labeller=current (13.5.3) on the logits of 11.3's example, over the accepted: 0.907606; L_s (12.3) comes on top."""
+    weak = torch.tensor([[4, 0, 0], [1, 0, 0], [0, 0, 5], [0, 3.6, 0]])
+    u = feed.Part({"weak": weak, "strong": torch.tensor([[2.0, 1, 0], [0, 1, 0], [0, 2, 1], [1, 1, 1]])})
+    x = feed.Part({"labelled": torch.tensor([[1.0, 0, 0], [0, 2, 0]]), "y": torch.tensor([0, 1])})
+    for part, threshold, want in ((feed.Part(None), 0.95, 0.907606), (x, 0.95, 0.907606 + 0.395495), (x, 1.1, 0.395495)):
+        s = Echo()
+        SemiFL(SemiFL.Options(method="semifl", labeller="current", threshold=threshold), 3).relabel(s, SimpleNamespace(x=part, u=u))
+        assert s.loss == pytest.approx(want, abs=2e-6)
+        assert (s.when is None) == bool(part)
+
+
+def test_sets(tmp_path: Path) -> None:
+    """13.3.2, I5: the fix set has the confident samples and no others; the mix set has partners from all of them."""
+    f = federated(tmp_path, epochs=6)
+    rounds(f, 1)
+    party = a_party(f)
+    p = party.predict(party.model, party.unlabelled, "weak").softmax(1).max(1).values
+    party._predictions = 0
+    threshold = float(p.sort().values[len(p) // 2 - 1 : len(p) // 2 + 1].mean())
+    f.method = f.world.method = SemiFL(f.world.options.model_copy(update={"threshold": threshold}), 10)
+    plan, _ = planned(f, party)
+    sure = set((p >= threshold).nonzero()[:, 0].tolist())
+    assert len(sure) == len(p) - len(p) // 2
+    made = batches(f, party, plan)
+    assert len(made) == 6 * math.ceil(len(sure) / 10)
+    fix, mix = (np.concatenate([getattr(b, n).index.numpy() for b in made]) for n in ("fix", "mix"))
+    assert np.bincount(fix, minlength=len(p)).tolist() == [6 * (k in sure) for k in range(len(p))]
+    assert len(mix) == len(fix) and 0.3 < np.isin(mix, list(sure)).mean() < 0.7
+
+
+@pytest.mark.parametrize("a", [0.75, 3.0])
+def test_ratios_of_mixup(tmp_path: Path, a: float) -> None:
+    """Beta(a, a): mean 1/2, variance 1 / (4 (2 a + 1)), symmetric."""
+    f = federated(tmp_path, threshold=0.0, mixup=a, epochs=800)
+    lam = planned(f, a_party(f))[0].segments[0].numbers["lam"]
+    assert len(lam) > 3000
+    assert lam.mean() == pytest.approx(0.5, abs=0.025)
+    assert lam.var() == pytest.approx(1 / (4 * (2 * a + 1)), rel=0.1)
+    assert ((lam - 0.5) ** 3).mean() == pytest.approx(0, abs=0.01)
 
 
 @pytest.mark.parametrize("resample", ["per-access", "per-round"])
@@ -334,6 +428,28 @@ def test_hidden_labels_change_nothing(tmp_path: Path) -> None:
     assert torch.equal(parameters(f), parameters(g))
     assert a[1]["label_ratio"] == b[1]["label_ratio"] > 0
     assert a[1]["label_accuracy"] != b[1]["label_accuracy"]
+
+
+def test_how_much_a_client_has_does_not_matter(tmp_path: Path) -> None:
+    """I3: clients of different sizes weigh the same, and the model is the plain mean of theirs."""
+    f = federated(tmp_path, threshold=0.0, server_momentum=0.0, server_turn="before", partition="dirichlet-capped:0.3,min_size=5")
+    assert len({len(c.unlabelled) for c in f.world.federation.clients}) > 1
+    f.server.draw(0)
+    f._with_statistics()
+    f.server.sent = f.server.model
+    updates = f._updates(f.executor.run(f._jobs(beside=False)))
+    f.method.merge(f.server, updates)
+    want = sum(u["model"].groups["parameters"].double() for u in updates) / 4
+    assert len(updates) == 4 and torch.allclose(parameters(f).double(), want, atol=1e-7)
+
+
+def test_defaults_of_the_chapter() -> None:
+    """The table before 13.1, as far as a method sets it; recipes set the rest."""
+    _, o = resolve({}, {"method": "semifl", "labels": "server"})
+    assert (o.threshold, o.mixup, o.mix_weight, o.mix_resample, o.mix_augment) == (0.95, 0.75, 1.0, "per-access", "before")
+    assert (o.labeller, o.server_turn, o.statistics, o.sbn, o.sbn_data, o.sbn_order) == ("received", "after", "static", "cumulative", "all", "authors")
+    assert (o.optimizer_state, o.weights, o.server_lr, o.server_momentum, o.average_base) == ("keep", "uniform", 1.0, 0.5, "distributed")
+    assert (o.optimizer, o.lr, o.momentum, o.nesterov) == ("sgd", 0.03, 0.9, True)
 
 
 def test_readings() -> None:
