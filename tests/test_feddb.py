@@ -229,9 +229,10 @@ def test_the_pass_over_all_is_made_in_batches_of_250(tmp_path: Path) -> None:
     assert not torch.allclose(means[0], means[1], atol=1e-5)
 
 
-def test_steps_equal_plain_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("passes", ["apart", "joint"])
+def test_steps_equal_plain_torch(tmp_path: Path, passes: str) -> None:
     """15.3.3: labelled, accepted weak and accepted strong are batches of their own; clip 1, Nesterov, decay by torch."""
-    f = federated(tmp_path, threshold=0.12, weight_decay=5e-4, clip=1.0, weight=0.7)
+    f = federated(tmp_path, threshold=0.12, weight_decay=5e-4, clip=1.0, weight=0.7, passes=passes)
     slot = Slot(f.world)
     slot.load({"model": f.server.model}, {}, 0.0)
     slot.lr["model"].fill_(0.03)
@@ -250,7 +251,11 @@ def test_steps_equal_plain_torch(tmp_path: Path) -> None:
         assert torch.equal(b.u.y[u], torch.from_numpy(found["label"])[b.u.index[u]])
         with torch.no_grad():
             prior = 0.5 * prior + 0.5 * net(b.u.weak[u]).softmax(1).mean(0)
-        loss = F.cross_entropy(net(b.x.labelled[x]), b.x.y[x]) + 0.7 * F.cross_entropy(net(b.u.strong[u]), b.u.y[u])
+        if passes == "apart":
+            zx, zu = net(b.x.labelled[x]), net(b.u.strong[u])
+        else:
+            zx, zu = net(torch.cat([b.x.labelled[x], b.u.strong[u]])).tensor_split([len(b.x.labelled[x])])
+        loss = F.cross_entropy(zx, b.x.y[x]) + 0.7 * F.cross_entropy(zu, b.u.y[u])
         sgd.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -259,6 +264,16 @@ def test_steps_equal_plain_torch(tmp_path: Path) -> None:
         assert torch.allclose(party.prior, prior, atol=1e-5) and float(party.prior.sum()) == pytest.approx(1, abs=1e-5)  # 15.11.1
     for name, p in net.named_parameters():
         assert torch.allclose(slot.model.weights[name], p, atol=2e-5), name
+
+
+def test_too_few_accepted_labels_are_left_aside(tmp_path: Path) -> None:
+    for least, kept in ((1, True), (10**6, False)):
+        f = federated(tmp_path / str(least), threshold=0.12, least_accepted=least)
+        party = Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model}, {}))
+        party.slot.load({"model": f.server.model}, {}, 0.0)
+        found = {k: v.numpy() for k, v in f.method.begin(party).items()}
+        assert found["sure"].any()
+        assert ("u" in f.method.plan(party, found).segments[0].streams) == kept
 
 
 def test_inference_batches() -> None:

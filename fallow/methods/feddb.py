@@ -46,6 +46,8 @@ class FedDB(Method):
         app_u_over: Literal["accepted", "all"] = key("accepted", "samples it is refreshed with at each step")
         app_u_order: Literal["stored", "shuffled"] = key("stored", "order in which samples make up its batches of 250")
         empty_mask: Literal["minibatch64", "full-batch"] = key("minibatch64", "labelled batches where nothing was accepted")
+        least_accepted: int = key(1, "a client that accepts fewer pseudo-labels trains on its labels only", ge=1)
+        passes: Literal["apart", "joint"] = key("apart", "labelled and accepted samples: a BN batch each, or one for both")
         batch: int | Literal["full"] = key("full", "labelled and unlabelled batch", "B")
         labelled_as_unlabelled: bool = key(True, "labelled samples also serve as unlabelled ones")
         statistics: Statistics = key("batch", "batch norm's running statistics: who makes them")
@@ -68,7 +70,7 @@ class FedDB(Method):
 
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
         B, work, x = party.batch, {"epochs": party.epochs, "steps": party.steps}, party.labelled
-        if not found or not found["sure"].any():
+        if not found or found["sure"].sum() < self.o.least_accepted:
             size = 64 if self.o.empty_mask == "minibatch64" else B
             return Plan(self.supervised, x=x.batches(size, "labelled", **work))
         accepted = party.unlabelled.label(found["label"]).where(found["sure"])
@@ -82,15 +84,24 @@ class FedDB(Method):
         return plan.having(every=party.unlabelled.batches(None, "weak", shuffle=shuffle, pad=1 if shuffle else PAD))
 
     def step(self, s: Any, b: Any) -> None:
-        loss = cross_entropy(s.model(b.x.labelled, rows=b.x.rows), b.x.y, b.x.rows) if b.x else 0.0        # L_s
+        zx, zu = self.logits(s, b)
+        loss = cross_entropy(zx, b.x.y, b.x.rows) if b.x else 0.0                        # L_s
         if self.o.average == "dma":
             self.refresh(s, b)
-        unlabelled = cross_entropy(s.model(b.u.strong, rows=b.u.rows), b.u.y, b.u.rows)  # L_u, mean over the accepted
+        unlabelled = cross_entropy(zu, b.u.y, b.u.rows)                                  # L_u, mean over the accepted
         if self.o.reduction == "all":
             unlabelled = b.share * unlabelled                                            # Eqs. 4, 5: over N_u
         loss = loss + self.o.weight * unlabelled
         s.descend(loss)
         s.log(loss=loss)
+
+    def logits(self, s: Any, b: Any) -> tuple[Any, Any]:
+        x, u = b.x, b.u
+        if not x or self.o.passes == "apart":
+            return (s.model(x.labelled, rows=x.rows) if x else None), s.model(u.strong, rows=u.rows)
+        real = [torch.ones_like(v.y, dtype=torch.bool) if v.rows is None else v.rows for v in (x, u)]
+        rows = None if x.rows is None and u.rows is None else torch.cat(real)
+        return s.model(torch.cat([x.labelled, u.strong]), rows=rows).split([len(x.y), len(u.y)])
 
     @torch.no_grad()
     def refresh(self, s: Any, b: Any) -> None:
