@@ -222,18 +222,20 @@ def _shown(value: Any) -> str:
 def named(configs: Sequence[Keys], cells: Sequence[Sequence[Place]]) -> list[str]:
     """Short names of groups: the row of a paper's table where that tells them apart, else method and differing keys."""
     plain_names, printed = _by_keys(configs), [_printed(found) for found in cells]
-    rows = [row for row, _ in printed]
+    rows, several = [row for row, *_ in printed], len({c.get("data") for c in configs}) > 1
     out = []
-    for name, (row, setting) in zip(plain_names, printed):
-        short = row if rows.count(row) == 1 else f"{row} {setting}"
-        out.append(short if row and printed.count((row, setting)) == 1 else name)
+    for name, (row, data, setting, varied) in zip(plain_names, printed):
+        words = [row] if rows.count(row) == 1 else [row, *([data] if several else []), setting]
+        told = bool(row) and printed.count((row, data, setting, varied)) == 1
+        out.append(" ".join(words + ["(varied)"] * varied) if told else name)
     return out if len(set(out)) == len(out) else plain_names
 
 
-def _printed(found: Sequence[Place]) -> tuple[str, str]:
-    """What a paper calls a group's method and setting."""
+def _printed(found: Sequence[Place]) -> tuple[str, str, str, bool]:
+    """What a paper calls a group's method, data and setting, and whether the group's settings are not quite those."""
     exact = [p.figure for p in found if not set(p.other) - BESIDE]
-    return (exact[0].method, exact[0].setting) if exact else ("", "")
+    figures = exact or [p.figure for p in found]
+    return (figures[0].method, figures[0].data, figures[0].setting, not exact) if figures else ("", "", "", False)
 
 
 def _by_keys(configs: Sequence[Keys]) -> list[str]:
