@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from fallow.runs import commit
-
 
 def machine(device: str | None = None) -> dict[str, Any]:
+    from fallow.runs import commit  # not at the top: bench.peers also runs where only a peer is installed
+
     on_cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
     return {
         "device": torch.cuda.get_device_name() if on_cuda else f"cpu ({platform.machine()})",
