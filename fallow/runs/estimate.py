@@ -43,6 +43,8 @@ class Work:
 class _Typical(Party):
     """A party of so many images, for plans that are only counted."""
 
+    uneven = False
+
     def __init__(self, options: Config, is_server: bool, labelled: int, unlabelled: int):
         self.options, self.is_server, self.slot = options, is_server, None  # type: ignore[assignment]
         self.id, self.round, self.turn, self.received = 0, 1, 0, {}
