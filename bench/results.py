@@ -18,6 +18,7 @@ from typing import Any
 
 from fallow.config import read_yaml
 from fallow.report.grid import Entry, Grids, Line, differences, read
+from fallow.runs.settings import recipes
 
 TITLE = ("cell", "last", "best", "published", "difference", "within", "seeds", "s a round", "s in all", "commit", "command")
 CLOSE = 1.5  # points below the published figure that count as within, where its std is smaller
@@ -25,8 +26,8 @@ CLOSE = 1.5  # points below the published figure that count as within, where its
 
 def tables(place: Path) -> list[tuple[str, str]]:
     """Paper and table of every run under a folder."""
-    there = {p.parts[-5:-3] for p in place.glob("*/table*/*/seed-*/summary.json")}
-    return [(paper, table) for paper, table in sorted(there)]
+    there = {p.parts[-5:-3] for p in place.glob("*/*/*/seed-*/summary.json")}
+    return [(paper, table) for paper, table in sorted(there) if f"{paper}/{table}" in recipes()]
 
 
 def flat(keys: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -42,15 +43,22 @@ def command(grids: Grids, entry: Entry, path: Path, seed: int) -> str:
     stored, expected = read_yaml(path / "config.yaml"), grids.expected(entry, seed)
     usual = dict(flat(expected))
     other = {k: v for k, v in flat(differences(stored, expected)) if usual.get(k) != v}
-    words = {"data": entry.cell.data, "setting": entry.cell.setting} | ({} if entry.own else {"method": entry.row}) | other
+    words = {"setting": entry.cell.name} | ({} if entry.own else {"method": entry.row}) | other
     said = " ".join(shlex.quote(f"{k}={'null' if v is None else str(v).lower() if isinstance(v, bool) else v}") for k, v in words.items())
     return f"`fallow run {grids.recipe} {said}`"
 
 
+def finished(place: Path, entry: Entry) -> dict[Path, Any]:
+    """The summaries of an entry's finished runs, by folder."""
+    paths = sorted((place / entry.folder).glob("seed-*/summary.json"), key=lambda p: int(p.parent.name.removeprefix("seed-")))
+    found = {p.parent: json.loads(p.read_text()) for p in paths}
+    return {p: s for p, s in found.items() if s["status"] == "finished"}
+
+
 def row(grids: Grids, line: Line, place: Path) -> tuple[str, ...]:
     entry, figure = line.entry, line.entry.figure
-    paths = sorted((place / entry.folder).glob("seed-*"))
-    summaries = [json.loads((p / "summary.json").read_text()) for p in paths]
+    runs = finished(place, entry)
+    paths, summaries = list(runs), list(runs.values())
     means = {s: statistics.fmean(v) for s, v in (("last", line.last), ("best", line.best))}
     published = difference = within = "-"
     if figure is not None:
@@ -73,10 +81,17 @@ def spread(values: list[float]) -> str:
     return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.pstdev(values):.2f}" if len(values) > 1 else "")
 
 
-def rows(place: Path) -> Iterator[tuple[str, ...]]:
+def rows(place: Path, other_splits: bool) -> Iterator[tuple[str, ...]]:
+    """The lines of all tables. A run of another split than its cell's is a reading, no result."""
     for paper, table in tables(place):
         grids = Grids(paper, table)
-        yield from (row(grids, line, place) for line in read(grids, place) if line.last)
+        for line in read(grids, place):
+            for path in finished(place, line.entry) if line.last else ():
+                stored, seed = read_yaml(path / "config.yaml"), int(path.name.removeprefix("seed-"))
+                if set(differences(stored, grids.expected(line.entry, seed))) & set(grids.grid.by) and not other_splits:
+                    raise SystemExit(f"{path} has another split than its cell; it belongs into {place}/readings")
+            if line.last:
+                yield row(grids, line, place)
 
 
 def markdown(lines: list[tuple[str, ...]]) -> str:
@@ -91,8 +106,8 @@ def replaced(text: str, mark: str, by: str) -> str:
 
 def page(place: Path) -> str:
     """The text of README.md with its tables made anew."""
-    others = [line for reading in sorted((place / "readings").glob("*")) for line in rows(reading)]
-    text = replaced((place / "README.md").read_text(), "cells", markdown(list(rows(place))))
+    others = [line for reading in sorted((place / "readings").glob("*")) for line in rows(reading, True)]
+    text = replaced((place / "README.md").read_text(), "cells", markdown(list(rows(place, False))))
     return replaced(text, "readings", markdown(others))
 
 

@@ -315,7 +315,7 @@ def dump(config: Config) -> str:
     return yaml.safe_dump({"version": VERSION, **config.model_dump(mode="json")}, sort_keys=False, allow_unicode=True)
 
 
-KINDS = {int: "whole number", float: "number", str: "text", tuple: "a list"}
+KINDS = {int: "whole number", float: "number", str: "text", tuple: "a list", list: "a list"}
 
 
 def takes(annotation: Any) -> str:
@@ -324,7 +324,9 @@ def takes(annotation: Any) -> str:
     kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     words: list[str] = []
     for kind in kinds:
-        if get_origin(kind) is Literal:
+        if get_origin(kind) is Annotated:
+            words.append(takes(kind))
+        elif get_origin(kind) is Literal:
             words += [str(value) for value in get_args(kind)]
         elif kind is bool:
             words += ["true", "false"]

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fallow.engine import ranks
+
 
 class Bar:
     """A watcher of a run that draws a bar on a terminal, and lines where there is none."""
@@ -59,7 +61,8 @@ class _Clients(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         run = self.bar.run
-        return Text(f"{run.world.finished}/{run.options.active_count} clients" if run is not None else "")
+        alone = run is not None and ranks.count() == 1  # another rank's clients are not counted here
+        return Text(f"{run.world.finished}/{run.options.active_count} clients" if alone else "")
 
 
 class Files:

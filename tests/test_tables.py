@@ -324,3 +324,11 @@ def test_a_data_set_that_is_not_there_is_told_once(tmp_path: Path) -> None:
     failures = tables.run(grids, tmp_path / "runs", seeds=2, tell=told.append)
     assert len(told) == 1 and told[0].startswith(f"cifar10 is not in {tmp_path}") and told[0].endswith("Its runs are left out.")
     assert len(failures) == 2 * sum(not e.missing for e in grids.entries)
+
+
+def test_a_row_that_refuses_a_key_fails_alone(tmp_path: Path) -> None:
+    told: list[str] = []
+    given = ["data=digits", "weight=0.5", "rounds=1", "clients=10", "active=2", "label_per_class=1", "model=small-cnn", "norm=bn"]
+    grids = tables.Grids("feddure", "1", ["setting=iid,iid", "method=FedAvg*", "method=FedAvg+Fixmatch"], given)
+    failures = tables.run(grids, tmp_path / "runs", seeds=1, tell=told.append)
+    assert {f.entry.row for f in failures} == {"FedAvg*"} and "no key 'weight'" in failures[0].why

@@ -144,6 +144,7 @@ class Slots:
             self.limit = had // 2
             self.say(f"the device is out of memory with {had} slots; going on with {self.limit}")
             torch.cuda.synchronize()
+            self.world.finished = 0  # all begin again
             self.slots.clear()
             gc.collect()
             torch.cuda.empty_cache()

@@ -53,7 +53,7 @@ def reuse_memory() -> None:
 
 
 class World:
-    """Read-only for everyone; the engine's parties, slots and server all look at this."""
+    """Read-only for everyone but for `finished`; the engine's parties, slots and server all look at this."""
 
     def __init__(self, options: Config, method: Method, source: Source, federation: Federation):
         self.options, self.method, self.source, self.federation = options, method, source, federation

@@ -119,7 +119,7 @@ class _Tiling:
 
     def __init__(self, x: Tensor, sizes: tuple[int, ...], pooled: int):
         _, self.channels, height, width = x.shape
-        self.area = height * width
+        self.area, self.parts = height * width, len(sizes)
         positions = max(sizes) * self.area
         least, entries, each = ALONE if positions <= SMALL else SHARED if positions < LARGE else WIDE
         block = max(pooled, min(least, triton.next_power_of_2(self.channels)))
@@ -132,7 +132,7 @@ class _Tiling:
     def partial(self, x: Tensor, kinds: int) -> Tensor:
         """Room for the sums of every split, laid out [part, split, kind, channel]."""
         splits = self.grid[1]
-        return x if splits == 1 else torch.empty(len(x) * splits * kinds * self.channels, device=x.device)
+        return x if splits == 1 else torch.empty(self.parts * splits * kinds * self.channels, device=x.device)
 
 
 _KNOWN: dict[Any, Tensor] = {}

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fallow.config import merge, parse_pairs, read_yaml
+from fallow.data import sources
 from fallow.errors import UserError, suggest
 from fallow.report import published
 from fallow.report.collect import thin
@@ -135,21 +136,22 @@ def run(
     """Runs what is not finished; a run that was cut goes on, one that fails is told and the others go on."""
     count = grids.grid.seeds if seeds is None else seeds
     todo = [(e, s) for s in range(count) for e in grids.entries if not e.missing]  # one seed everywhere first
-    there: dict[str, bool] = {}
+    there: dict[tuple[str, str | None], bool] = {}
     looking = threading.Lock()
 
     def has_data(entry: Entry) -> bool:
         """Whether the entry's data set can be read; where it cannot, that is told once."""
+        o = resolve(entry.keys, grids.given)[1]
         with looking:
-            if entry.cell.data not in there:
+            if (o.data, o.data_dir) not in there:
                 try:
-                    _load(grids, entry, download)
+                    sources.load(o.data, o.data_dir, download, size=o.image.size if o.image.fit == "resize" else None)
                 except UserError as e:
                     tell(f"{e} Its runs are left out.")
-                    there[entry.cell.data] = False
+                    there[o.data, o.data_dir] = False
                 else:
-                    there[entry.cell.data] = True
-            return there[entry.cell.data]
+                    there[o.data, o.data_dir] = True
+            return there[o.data, o.data_dir]
 
     def one(work: tuple[Entry, int]) -> Failure | None:
         entry, seed = work
@@ -171,12 +173,6 @@ def run(
         return [f for f in map(one, todo) if f]
     with ThreadPoolExecutor(jobs) as pool:
         return [f for f in pool.map(one, todo) if f]
-
-
-def _load(grids: Grids, entry: Entry, download: bool) -> None:
-    from fallow import runs
-
-    runs.load_source(resolve(entry.keys, grids.given)[1], download=download)
 
 
 def _done(grids: Grids, entry: Entry, seed: int, out: Path) -> str | None:

@@ -224,9 +224,9 @@ def named(configs: Sequence[Keys], cells: Sequence[Sequence[Place]]) -> list[str
     plain_names, printed = _by_keys(configs), [_printed(found) for found in cells]
     rows, several = [row for row, *_ in printed], len({c.get("data") for c in configs}) > 1
     out = []
-    for name, (row, data, setting, varied) in zip(plain_names, printed):
+    for name, config, (row, data, setting, varied) in zip(plain_names, configs, printed):
         words = [row] if rows.count(row) == 1 else [row, *([data] if several else []), setting]
-        told = bool(row) and printed.count((row, data, setting, varied)) == 1
+        told = config.get("data") == data and printed.count((row, data, setting, varied)) == 1
         out.append(" ".join(words + ["(varied)"] * varied) if told else name)
     return out if len(set(out)) == len(out) else plain_names
 
