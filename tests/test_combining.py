@@ -186,3 +186,9 @@ def test_a_server_beside_keeps_its_share(weights: str, share: float, tmp_path: P
     shares = [share, *((1 - share) * beta).tolist()]
     want = sum(a * parameters(o.update["model"]) for a, o in zip(shares, found))
     torch.testing.assert_close(parameters(f.server.model), want, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("keys", [{"labels": "all"}, {"labels": "clients", "objective": "supervised"}])
+def test_debiasing_needs_something_to_label(keys: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="leave nothing to label, so debias=true has no place; leave debias out"):
+        resolve({}, {"method": "fedrgd", "debias": True} | keys)

@@ -43,7 +43,7 @@ class FedLoKe(Method):
 
     class Options(Method.Options):
         ema: float = key(0.7, "what the old personal model weighs (0: no local model, 1: no fusion)", "mu", ge=0, le=1)
-        entropy: float = key(0.1, "entropy in nats below which a pseudo-label is used", "delta")
+        entropy: float = key(0.1, "entropy in nats below which a pseudo-label is used", "delta", ge=0)
         ramp_rounds: int = key(200, "rounds until the unlabelled loss has full weight", "T_u", ge=1)
         personal_start: Literal["initial", "random", "received"] = key(
             "initial", "a client's first personal model: the run's first weights, random ones of its own, what it gets"

@@ -65,7 +65,7 @@ class FedRGD(FixMatch):
     @classmethod
     def refuse(cls, options: Any) -> str | None:
         if options.objective == "supervised" and options.labels == "server":
-            return "objective=supervised, but the clients have no labels; use labels=all"
+            return "objective=supervised, but the clients have no labels; use labels=all or clients"
         return None
 
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:

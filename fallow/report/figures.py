@@ -186,12 +186,12 @@ def _finish(axis: Any, below: str, left: str) -> None:
     axis.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _legend(canvas: Any, axis: Any) -> None:
+def _legend(canvas: Any, axis: Any, outside: bool = False) -> None:
     """Inside where it is short, else above the axes, on a figure that is higher by as much; none for a single line."""
     handles, labels = axis.get_legend_handles_labels()
     if len(labels) < 2:
         return
-    if len(labels) <= 4 and max(map(len, labels)) <= 24:
+    if not outside and len(labels) <= 4 and max(map(len, labels)) <= 24:
         axis.legend(loc="best")
         return
     width, height = canvas.get_size_inches()
@@ -220,10 +220,10 @@ def _classes(canvas: Any, r: Request) -> str:
         x = np.arange(count) + (place - (len(values) - 1) / 2) * shift
         spread = 100 * v.std(0) if len(v) > 1 else None
         axis.errorbar(x, 100 * v.mean(0), spread, fmt="osD^vPX"[place % 7], color=COLOURS[place % 7], markersize=3, elinewidth=0.8, label=group.label)
-    axis.set_ylim(-2, 102)
+    axis.set_ylim(-3, 103)
     _finish(axis, "Class", "Test accuracy (%)")
     _class_ticks(axis, _class_names(r.groups[0], count))
-    _legend(canvas, axis)
+    _legend(canvas, axis, outside=True)  # its markers would be taken for classes'
     curves = [Curve(np.zeros(1), v, v, len(v)) for v in values]
     return f"Test accuracy by class, last round{_band(curves)}."
 

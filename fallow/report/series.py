@@ -112,4 +112,6 @@ WHY = {
 
 
 def lacking(run: Run, column: str) -> UserError:
+    if any(row.get(column) is not None for row in run.rows):  # the column is there, this part of it never had a value
+        return UserError(f"the run {run.path} has no value of {column} that could be drawn", "choose others with --parts, or leave it out")
     return UserError(f"the run {run.path} has no {column} in its metrics", WHY[column])
