@@ -190,5 +190,5 @@ def test_a_server_beside_keeps_its_share(weights: str, share: float, tmp_path: P
 
 @pytest.mark.parametrize("keys", [{"labels": "all"}, {"labels": "clients", "objective": "supervised"}])
 def test_debiasing_needs_something_to_label(keys: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="leave nothing to label, so debias=true has no place; leave debias out"):
+    with pytest.raises(UserError, match="leaves nothing to label, so debias=true has no place; leave debias out"):
         resolve({}, {"method": "fedrgd", "debias": True} | keys)

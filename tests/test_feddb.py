@@ -47,6 +47,15 @@ def rounds(f: Federated, n: int = 2) -> list[dict[str, Any]]:
     return [f.round(i) for i in range(n)]
 
 
+def begun(f: Federated) -> tuple[Slot, Party, dict[str, np.ndarray]]:
+    """Client 0 in a slot at the start of round 0, and what `begin` found."""
+    slot = Slot(f.world)
+    slot.load({"model": f.server.model}, {}, 0.0)
+    slot.lr["model"].fill_(0.03)
+    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}, {}))
+    return slot, party, {k: v.numpy() for k, v in f.method.begin(party).items()}
+
+
 def outcomes(f: Federated, number: int = 0) -> list[Any]:
     f.server.draw(number)
     f.server.sent = f.server.model
@@ -129,11 +138,8 @@ def test_threshold_is_reached_by_equality() -> None:
 @pytest.mark.parametrize("over", ["accepted", "all"])
 def test_mean_prediction_is_that_of_the_net_before_the_step(tmp_path: Path, over: str) -> None:
     f = federated(tmp_path, threshold=0.12, epochs=1, app_u_over=over)
-    slot = Slot(f.world)
-    slot.load({"model": f.server.model}, {}, 0.0)
-    slot.lr["model"].fill_(0.03)
-    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}, {}))
-    plan = f.method.plan(party, {k: v.numpy() for k, v in f.method.begin(party).items()})
+    slot, party, found = begun(f)
+    plan = f.method.plan(party, found)
     b = next(iter(steps(f.world, plan, party.key("plan"), lambda *a: {}))).batch()
     part = b.u if over == "accepted" else b.every
     net = models.build("small-cnn", 10, 1, norm="bn", size=8)
@@ -210,11 +216,8 @@ def test_the_share_is_of_the_whole_unlabelled_set() -> None:
 def test_the_pass_over_all_is_made_in_batches_of_250(tmp_path: Path) -> None:
     """Section 18 of methods: `app_u_over=all` passes like `begin`: stored order, batches of 250, batch statistics."""
     f = federated(tmp_path, threshold=0.12, epochs=1, app_u_over="all", clients=2, unlabelled_ratio=1.0)
-    slot = Slot(f.world)
-    slot.load({"model": f.server.model}, {}, 0.0)
-    slot.lr["model"].fill_(0.03)
-    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}, {}))
-    plan = f.method.plan(party, {k: v.numpy() for k, v in f.method.begin(party).items()})
+    slot, party, found = begun(f)
+    plan = f.method.plan(party, found)
     b = next(iter(steps(f.world, plan, party.key("plan"), lambda *a: {}))).batch()
     n = len(party.unlabelled)
     weak = b.every.weak if b.every.rows is None else b.every.weak[b.every.rows]
@@ -233,11 +236,7 @@ def test_the_pass_over_all_is_made_in_batches_of_250(tmp_path: Path) -> None:
 def test_steps_equal_plain_torch(tmp_path: Path, passes: str) -> None:
     """15.3.3: labelled, accepted weak and accepted strong are batches of their own; clip 1, Nesterov, decay by torch."""
     f = federated(tmp_path, threshold=0.12, weight_decay=5e-4, clip=1.0, weight=0.7, passes=passes)
-    slot = Slot(f.world)
-    slot.load({"model": f.server.model}, {}, 0.0)
-    slot.lr["model"].fill_(0.03)
-    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}, {}))
-    found = {k: v.numpy() for k, v in f.method.begin(party).items()}
+    slot, party, found = begun(f)
     assert 0 < found["sure"].mean() < 1
     made = [s.batch() for s in steps(f.world, f.method.plan(party, found), party.key("plan"), lambda *a: {})]
     assert len(made) == 3
@@ -269,9 +268,7 @@ def test_steps_equal_plain_torch(tmp_path: Path, passes: str) -> None:
 def test_too_few_accepted_labels_are_left_aside(tmp_path: Path) -> None:
     for least, kept in ((1, True), (10**6, False)):
         f = federated(tmp_path / str(least), threshold=0.12, least_accepted=least)
-        party = Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model}, {}))
-        party.slot.load({"model": f.server.model}, {}, 0.0)
-        found = {k: v.numpy() for k, v in f.method.begin(party).items()}
+        _, party, found = begun(f)
         assert found["sure"].any()
         assert ("u" in f.method.plan(party, found).segments[0].streams) == kept
 

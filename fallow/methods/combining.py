@@ -18,8 +18,8 @@ def _labelling(kind: type[Method], o: Any) -> str | None:
         return f"{how}, so labeller={o.labeller} has no place; leave labeller out"
     if o.debias and not kind.labellers:
         return f"{how}, so debias=true has no place; leave debias out"
-    if o.debias and (o.labels == "all" or getattr(o, "objective", "") == "supervised"):
-        return f"labels={o.labels} and this objective leave nothing to label, so debias=true has no place; leave debias out"
+    if o.debias and o.labels == "all":
+        return "labels=all leaves nothing to label, so debias=true has no place; leave debias out"
     if kind.labellers and o.labeller not in kind.labellers:
         given = "null" if o.labeller is None else o.labeller
         return f"{how}, so labeller={given} has no place; use labeller={' or '.join(sorted(kind.labellers))}"

@@ -66,6 +66,8 @@ class FedRGD(FixMatch):
     def refuse(cls, options: Any) -> str | None:
         if options.objective == "supervised" and options.labels == "server":
             return "objective=supervised, but the clients have no labels; use labels=all or clients"
+        if options.objective == "supervised" and options.debias:
+            return "objective=supervised leaves nothing to label, so debias=true has no place; leave debias out"
         return None
 
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
