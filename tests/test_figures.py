@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -216,3 +217,10 @@ def test_each_figure_is_described() -> None:
     for name, what in described():
         assert f"| `{name}` | {what}" in page
     assert figure.__doc__
+
+
+def test_a_column_without_values_is_not_taken_for_a_missing_one() -> None:
+    made = SimpleNamespace(path="run", rows=[{"diversity": {"gradient/users/l2": None}}])
+    assert str(series.lacking(made, "diversity")) == "the run run has no value of diversity that could be drawn; choose others with --parts, or leave it out."
+    made.rows = [{}]
+    assert str(series.lacking(made, "diversity")).endswith("run it with measure=diversity, or leave it out.")

@@ -17,8 +17,10 @@ import yaml
 from conftest import TINY
 
 import fallow
+from fallow.config import read_yaml
 from fallow.data.holdings import Federation, Held, Holding
 from fallow.report import page, reading
+from fallow.report.cells import places
 from fallow.report.grid import Grids
 from fallow.report.watch import Watch
 from fallow.runs.folder import RunFolder
@@ -238,3 +240,13 @@ def test_a_busy_port(made: Path, fallow_cli: Any) -> None:
         port = taken.getsockname()[1]
         sentence = fallow_cli("watch", str(made), "--port", str(port)).sentence
     assert sentence == f"port {port} is taken; choose another with --port, or leave it out for a free one."
+
+
+def test_runs_of_a_papers_cell_are_named_by_it() -> None:
+    """Also where a key differs; but not where the data do."""
+    results = Path(__file__).parents[1] / "results"
+    paths = [results / "feddure/table1/cifar10-iid-iid/seed-0", results / "fedrgd/table2/cifar10-labels-at-server-iid/seed-0"]
+    configs = [read_yaml(p / "config.yaml") for p in paths]
+    assert reading.named(configs, [places(c, p) for c, p in zip(configs, paths)]) == ["FedDure", "FedRGD (varied)"]
+    configs[1]["data"] = "digits"
+    assert reading.named(configs, [places(c, p) for c, p in zip(configs, paths)])[1].startswith("fedrgd digits")
