@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -34,6 +36,9 @@ class Browser:
                 return json.load(answer)["value"]
         except urllib.error.HTTPError as e:
             raise AssertionError(json.load(e)["value"]["message"]) from None
+
+    def close(self) -> None:
+        self._ask(self.session, method="DELETE")
 
     def open(self, address: str) -> None:
         self._ask(self.session + "/url", {"url": address})
@@ -94,13 +99,19 @@ class Browser:
 
 @contextmanager
 def browser() -> Iterator[Browser]:
-    """A browser with a profile of its own, ended with the block."""
-    with tempfile.TemporaryDirectory() as profile:
-        driver = subprocess.Popen([str(DRIVER), "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    """A browser with a profile of its own, ended with the block.
+
+    Its processes may write to the profile for a moment after they were told to end, so a file that is left there fails nothing.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        command = [str(DRIVER), "--port=0"]
+        driver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
         try:
-            yield Browser(f"http://127.0.0.1:{_port(driver)}", _options(profile))
+            found = Browser(f"http://127.0.0.1:{_port(driver)}", _options(profile))
+            yield found
+            found.close()
         finally:
-            driver.terminate()
+            os.killpg(driver.pid, signal.SIGKILL)
             driver.wait(30)
 
 
