@@ -81,7 +81,7 @@ class Config(Section):
     label_balance: Literal["balanced", "random"] | None = key(None, "labels balanced over classes, or at random (default: balanced; with label_ratio at random)")
     label_pick: Literal["random", "first"] = key("random", "which samples are labelled: at random, or the first")
     labelled_clients: float | None = key(None, "how many clients have labels where labels=some: a count or a share", gt=0)
-    labelled_as_unlabelled: bool = key(False, "labelled samples also serve as unlabelled ones")
+    labelled_as_unlabelled: bool | Literal["alias"] = key(False, "labelled samples also serve as unlabelled ones; alias: others in their place, as FedDB's released code")
     unlabelled_ratio: float = key(1.0, "share of the unlabelled samples that is used", ge=0, le=1)
     clients: int = key(10, "how many clients the federation has, 1 or more", "M", ge=1)
     active: float | None = key(None, "clients that take part in a round: a count, or a share below 1 (default: all)", "S", gt=0)
@@ -115,12 +115,15 @@ class Config(Section):
     sbn_order: Literal["authors", "shuffled"] = key("authors", "order of the images in that pass")
     sbn_passes: int | Literal["exact"] = key(1, "passes of the federated protocol")
     server_turn: Turn = key("beside", "when a server with labels trains")
+    server_optimizer_state: Literal["keep", "reset"] = key("keep", "optimiser state of a server that trains: kept, or new each round")
     server_lr: float = key(1.0, "the server's step towards the mean", gt=0)
     server_momentum: float = key(0.0, "the server's momentum", ge=0, lt=1)
     average_base: Literal["distributed", "trained"] = key("distributed", "server_turn=beside: what server momentum starts from")
 
     labeller: Labeller | None = key(None, "who makes pseudo-labels: the net in training, the model as received, or a kept average (default: the method's own way)")
     debias: bool = key(False, "divide predictions by the party's mean prediction before labelling (DPL)")
+    app_u_source: Literal["round-start", "running"] = key("round-start", "debias: the mean prediction stays for the round, or follows the batches that are labelled")
+    app_u_momentum: float = key(0.5, "what the mean prediction weighs against a pass over the samples (FedDB: against a step)", "gamma", ge=0, le=1)
     labeller_ema: float = key(0.7, "local-ema: what the kept labeller weighs against the received model", "mu", ge=0, le=1)
     labeller_decay: float = key(0.999, "local-ema: decay at each step", ge=0, le=1)
     average: Average = key("mean", "one mean by `weights`; group models and their mean; or weights that undo the classes' bias")
@@ -130,6 +133,9 @@ class Config(Section):
     )
     group_split: Split = key("balanced", "grouped: sizes differ by at most 1, or blocks of ceil(C/S) with the rest last")
     group_models: bool = key(True, "grouped: clients start from a group's model; false: all from the mean of the groups")
+    server_replicas: Literal["shared", "per-group"] = key(
+        "shared", "grouped, server_turn=beside: one trained server model in all groups, or one for each, of its own batches and state"
+    )
     server_copies: int = key(1, "mean, grouped: how often the server counts in a mean", ge=1)
     dma: Literal["code", "paper-post", "paper-loop", "simplex"] = key(
         "code", "dma: weights as released, as printed (softmax after or in the loop), or exact"

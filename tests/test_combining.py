@@ -11,8 +11,10 @@ from conftest import TINY, rows, same, weights
 
 import fallow
 from fallow import draws
-from fallow.engine.party import SERVER
+from fallow.engine import feed
+from fallow.engine.party import SERVER, Job, Party, begin_calls
 from fallow.engine.round import Federated
+from fallow.engine.slot import Slot
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.methods.parts import dma
@@ -66,6 +68,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fixmatch", {"unlabelled_ratio": 0, "average": "dma"}, "no client has any"),
     ("fixmatch", {"average": "grouped", "groups": 9}, "groups=9 for 2 active clients"),
     ("semifl", {"average": "grouped", "weights": "half"}, "weights=half has no meaning inside a group"),
+    ("fixmatch", {"labels": "server", "average": "grouped", "server_replicas": "per-group", "server_turn": "after"}, "the server is in no group"),
+    ("fixmatch", {"app_u_source": "running"}, "use it with debias=true labeller=current"),
+    ("fixmatch", {"app_u_source": "running", "debias": True, "labeller": "received"}, "use it with debias=true labeller=current"),
+    ("feddb", {"app_u_source": "running"}, "use it with debias=true labeller=current"),
+    ("feddb", {"full_batch_chunk": 32, "passes": "joint"}, "use one of the two"),
     ("uda", {"average": "grouped", "group_assignment": "fixed"}, "group_assignment=fixed with 2 of 4"),
 ]
 
@@ -113,6 +120,33 @@ def test_a_method_with_a_merge_of_its_own(tmp_path: Path) -> None:
         resolve({}, TINY | {"method": f"{file}:Own", "average": "dma"})
     with pytest.raises(UserError, match=r"have no `prior`.*super"):
         fallow.run(out=tmp_path, **TINY | {"method": f"{file}:Mute", "average": "dma"})
+
+
+# -- debias ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("gamma", [0.5, 0.2, 0.0])
+@pytest.mark.parametrize("batch", ["full", 64])
+def test_a_prior_that_follows_its_batches(gamma: float, batch: int | str, tmp_path: Path) -> None:
+    """15.5: over a pass it keeps gamma of itself. A net that stands still (lr ~ 0) predicts what it predicted at the start."""
+    keys = {"app_u_source": "running", "app_u_momentum": gamma, "debias": True, "lr": 1e-30, "norm": "gn", "average": "dma"}
+    f = federated(tmp_path, "fixmatch", unlabelled_batch=batch, epochs=1, batch=16, **keys)
+    f.server.draw(0)
+    for outcome in f.executor.run(f._jobs(beside=False)):
+        assert outcome.update is not None
+        n = len(f.world.federation.clients[outcome.party].unlabelled)
+        slot = Slot(f.world)
+        party = Party(f.world, slot, Job(outcome.party, 0, {"model": f.server.model}, {}))
+        slot.load({"model": f.server.model}, {}, 0.0)
+        begin_calls(slot, party.key("begin"))
+        found = f.method.begin(party)
+        prior, pace = party.prior.double(), 0.0
+        for step in feed.steps(f.world, f.method.plan(party, found), party.key("plan"), lambda *a: {}):
+            u = step.batch().u
+            with torch.no_grad():
+                p = party.model(u.weak, stats="running").softmax(1).double().mean(0)
+            pace = gamma ** (len(u.weak) / n)
+            prior = pace * prior + (1 - pace) * p
+        torch.testing.assert_close(outcome.update["prior"].double(), prior, atol=1e-6, rtol=0)
+        assert batch != "full" or pace == pytest.approx(gamma)
 
 
 # -- grouped -----------------------------------------------------------------------------------------------------------

@@ -265,6 +265,61 @@ def test_steps_equal_plain_torch(tmp_path: Path, passes: str) -> None:
         assert torch.allclose(slot.model.weights[name], p, atol=2e-5), name
 
 
+@pytest.mark.parametrize("chunk", [1000, 15])
+def test_a_step_in_pieces_equals_plain_torch(tmp_path: Path, chunk: int) -> None:
+    """15.3.3: ceil(n/c) near-equal pieces, a BN batch each, weighed by size; one step. One piece is the whole step."""
+    f = federated(tmp_path, threshold=0.12, weight_decay=5e-4, clip=1.0, weight=0.7, full_batch_chunk=chunk)
+    slot, party, found = begun(f)
+    plan = f.method.plan(party, found)
+    made = [s.batch() for s in steps(f.world, plan, party.key("plan"), lambda *a: {})]
+    n = int(found["sure"].sum())
+    count = -(-n // chunk)
+    large, few = divmod(n, count)
+    sizes = [large + 1] * few + [large] * (count - few)
+    assert len(sizes) == (1 if chunk == 1000 else 3) and len(set(sizes)) == (1 if chunk == 1000 else 2)
+    net = models.build("small-cnn", 10, 1, norm="bn", size=8)
+    net.load_state_dict(f.server.model.tensors(), strict=False)
+    sgd = torch.optim.SGD(net.train().parameters(), lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    prior = party.prior.clone()
+    for b in made:
+        assert b.u.rows is None and len(b.u.y) == n
+        with torch.no_grad():
+            prior = 0.5 * prior + 0.5 * net(b.u.weak).softmax(1).mean(0)
+        x = slice(None) if b.x.rows is None else b.x.rows
+        loss = F.cross_entropy(net(b.x.labelled[x]), b.x.y[x])
+        for v, y in zip(b.u.strong.split(sizes), b.u.y.split(sizes)):
+            loss = loss + 0.7 * F.cross_entropy(net(v), y, reduction="sum") / n
+        sgd.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        sgd.step()
+        plan.segments[0].step(slot, b)
+        assert torch.allclose(party.prior, prior, atol=1e-5)
+        assert slot.logs["loss"].tolist() == pytest.approx([loss.item(), 1], abs=1e-5)
+        slot.logs["loss"].zero_()
+    for name, p in net.named_parameters():
+        assert torch.allclose(slot.model.weights[name], p, atol=2e-5), name
+
+
+def test_the_released_index_alias(tmp_path: Path) -> None:
+    """Trap T1, by hand: positions in the labelled set (class by class) are looked up in the unlabelled one (file order)."""
+    f, g = (federated(tmp_path / str(how), labelled_as_unlabelled=how) for how in ("alias", True))
+    labels, clients = f.world.labels, f.world.federation.clients
+    own = np.concatenate([c.labelled for c in clients])
+    rest, classes = np.setdiff1d(np.arange(len(labels)), own), np.sort(labels[own])
+    seen: list[int] = []
+    for c, d in zip(clients, g.world.federation.clients):
+        n = len(c.labelled)
+        assert np.array_equal(c.labelled, d.labelled) and np.array_equal(c.unlabelled[n:], d.unlabelled[n:])
+        front = c.unlabelled[:n]
+        assert np.isin(front, rest).all()
+        places = np.searchsorted(rest, front)
+        assert classes[places].tolist() == labels[c.labelled].tolist(), "each at a labelled sample's place"
+        seen += places.tolist()
+    assert sorted(seen) == list(range(len(own)))
+    rounds(f, 1)
+
+
 def test_too_few_accepted_labels_are_left_aside(tmp_path: Path) -> None:
     for least, kept in ((1, True), (10**6, False)):
         f = federated(tmp_path / str(least), threshold=0.12, least_accepted=least)

@@ -552,6 +552,8 @@ def test_batches_end_together():
         plan = FedDure(FedDure.Options(), 10).plan(party(labelled, unlabelled), {})
         assert len(plan) == n and plan.segments[0].streams["u"].sizes(n) == [size] * n
     assert paired(party(47, 450), "labelled", ("weak",))[0].sizes(5) == [10, 10, 10, 10, 7]
+    wrapped = FedDure(FedDure.Options(labelled_tail="wrap"), 10).plan(party(47, 450), {}).segments[0].streams["x"]
+    assert wrapped.sizes(5) == [10] * 5 and len(np.unique(np.concatenate(wrapped.positions(3, 5)))) == 47
     x, u = paired(party(50, 453, epochs=2), "labelled", ("weak",))
     assert len(x) == len(u) == 10 and u.sizes(10) == [90] * 10
     p = party(50, 453, steps=7)

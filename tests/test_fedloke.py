@@ -100,6 +100,26 @@ def test_kl_is_from_teacher_to_student():
     assert kl(teacher, teacher.log()).item() == pytest.approx(0, abs=1e-6)
 
 
+def test_the_released_form_of_kl():
+    """sum q ln(q / (p + 1e-8) + 1e-8): apart from the plain form only where the student is almost sure of something else."""
+    teacher, student = torch.tensor([[0.25, 0.75, 0.0]]), torch.tensor([[0.0, 40, 0]])
+    p = [1 / (2 + math.exp(40)), math.exp(40) / (2 + math.exp(40)), 1 / (2 + math.exp(40))]
+    by_hand = sum(q * math.log(q / (r + 1e-8) + 1e-8) for q, r in zip([0.25, 0.75, 0.0], p))
+    assert kl(teacher, student, "eps").item() == pytest.approx(by_hand, rel=1e-5)
+    assert kl(teacher, student).item() - by_hand > 5
+    assert step(200, kl_form="eps").loss.item() == pytest.approx(0.664845 + 1.280537, abs=2e-6), "the worked step to six digits"
+
+
+def test_one_model_that_labels_for_itself():
+    """12.7's stricter "-Local Model": its own weak view, filtered by its own entropy, teaches its strong view."""
+    bench = step(200, local_model="self")
+    q, z = torch.tensor([0.0, 7, 0]).softmax(0), torch.tensor([2.0, 2, 0])  # the second sample is below delta, the first is not
+    unlabelled = (q * (q.log() - z.log_softmax(0))).sum().item() / 2
+    assert bench.loss.item() == pytest.approx(1.206720 + unlabelled, abs=2e-6)
+    assert bench.personal.asked == 0 and bench.sure["label"] == [False, True]
+    assert set(FedLoKe(FedLoKe.Options(local_model="self"), 10).holds()) == {"model"}
+
+
 def test_entropy_for_scale():
     for classes, top in ((2, 0.9795), (10, 0.9867), (100, 0.9902), (200, 0.9909)):
         p = torch.full((1, classes), (1 - top) / (classes - 1), dtype=torch.float64)
@@ -174,6 +194,9 @@ def test_fusion(mu, w, var):
     values = [party.state[n].item() for n in ("weight", "running_var", "count")]
     assert values == pytest.approx([w, var, 87], rel=1e-6)
     assert mu == 0.7 or values == [w, var, 87], "exact at the ends"
+    party = Holder(State.of(Tiny(2.0, 4.0, 87)), State.of(Tiny(1.0, 2.0, 540)))
+    FedLoKe(FedLoKe.Options(ema=mu, ema_buffers=False), 10).begin(party)
+    assert party.state["weight"].item() == pytest.approx(w, rel=1e-6) and "statistics" not in party.state, "what is not loaded stays"
     alike = Holder(State.of(Tiny(0.3, 0.9, 3)), State.of(Tiny(0.3, 0.9, 3)))
     FedLoKe(FedLoKe.Options(ema=mu), 10).begin(alike)
     assert same(alike.state, State.of(Tiny(0.3, 0.9, 3)))

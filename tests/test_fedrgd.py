@@ -258,6 +258,40 @@ def test_the_servers_share(active, groups, split, alone, grouped):
     assert flat(merged(updates, ids, groups=groups, group_split=split).model)[0] == pytest.approx(grouped, abs=5e-5)
 
 
+def test_each_group_may_have_a_server_of_its_own():
+    """11.4: replica i enters group i only. By hand: (1+3+0, 1+0+3) / 3 and (4+2-1, -2+2+1) / 3."""
+    updates = sent(*FOUR)
+    second = Update(model=state(4, -2))
+    second.replica = 1
+    updates.insert(1, second)
+    hub = merged(updates, [1, 2, 3, 4], groups=2, server_replicas="per-group")
+    assert [flat(g) for g in hub["groups"]] == [pytest.approx([4 / 3, 4 / 3]), pytest.approx([5 / 3, 1 / 3])]
+    assert flat(hub.model) == pytest.approx([1.5, 5 / 6])
+
+
+def test_replicas_train_on_their_own(tmp_path):
+    """From w_avg each, with batches and momenta of their own; the first is the one server that there otherwise is."""
+    keys = {"method": "fedrgd", "labels": "server", "groups": 2, "norm": "bn", "statistics": "server"}
+    feds = {how: federated(tmp_path / how, server_replicas=how, **keys) for how in ("shared", "per-group")}
+    found = {}
+    for how, fed in feds.items():
+        merge = fed.method.averager.merge
+        fed.method.averager.merge = lambda server, updates, how=how, merge=merge: (found.update({how: updates}), merge(server, updates))
+        fed.round(0)
+    fed, updates = feds["per-group"], found["per-group"]
+    own = [u for u in updates if u.client is None]
+    assert [u.replica for u in own] == [0, 1] and updates.server is own[0]
+    assert same(own[0]["model"], found["shared"].server["model"]) and not same(own[0]["model"], own[1]["model"])
+    for i, group in enumerate(fed.server["groups"]):
+        members = [own[i], *(u for u in updates.clients if fed.method.averager.group(fed.server, u.client) == i)]
+        expected = sum(u["model"].groups["parameters"].double() for u in members) / len(members)
+        assert torch.allclose(group.groups["parameters"].double(), expected, atol=1e-6)
+    assert same(fed.server.model.only("statistics"), own[0]["model"].only("statistics")), "statistics are the first one's"
+    assert not same(*(fed.server[name]["model/optimizer"]["momentum"] for name in ("record", "record/1")))
+    row = fed.round(1)
+    assert row["clients"] == len(fed.server.active) and math.isfinite(row["loss"])
+
+
 def test_group_sizes():
     assert [group_sizes(c, s) for c, s in ((10, 2), (5, 2), (47, 5))] == [[5, 5], [3, 2], [10, 10, 9, 9, 9]]
     assert group_sizes(47, 5, "ceil-blocks") == [10, 10, 10, 10, 7] and group_sizes(9, 4, "ceil-blocks") == [3, 3, 3]
@@ -501,7 +535,7 @@ def test_the_extra_step_and_its_learning_rate(tmp_path):
 def test_resumed_equals_run_through(tmp_path):
     """Group models, who was in which group, and travelling momenta are all in the checkpoint."""
     keys = SMALL | {"method": "fedrgd", "labels": "server", "active": 3, "group_assignment": "history", "rounds": 3}
-    keys["optimizer_state"] = "travel"
+    keys |= {"optimizer_state": "travel", "server_replicas": "per-group"}
     through = fallow.run(out=tmp_path, name="through", **keys)
     stopped = fallow.run(out=tmp_path, name="stopped", stop_after=1, **keys)
     fallow.resume(stopped.path)

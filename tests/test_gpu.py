@@ -62,6 +62,19 @@ def test_slots_equal_eager(method: str, tmp_path: Path) -> None:
     assert same(eager, many)
 
 
+@pytest.mark.parametrize(("method", "keys"), [
+    ("fedrgd", {"labels": "server", "server_replicas": "per-group"}),
+    ("fixmatch", {"debias": True, "app_u_source": "running"}),
+    ("feddb", {"full_batch_chunk": 16, "batch": "full"}),
+    ("feddb", {"passes": "joint", "batch": "full"}),
+    ("fedloke", {"local_model": "self", "kl_form": "eps", "entropy": 2.0}),
+    ("feddure", {"labelled_tail": "wrap", "statistics": "static"}),
+])  # fmt: skip
+def test_slots_equal_eager_in_other_readings(method: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    exact = {"deterministic": True, "precision": "fp32"} | keys
+    assert same(run(tmp_path, method, capture=False, **exact)[0], run(tmp_path, method, slots=8, **exact)[0])
+
+
 @pytest.mark.parametrize("method", REGISTERED)
 def test_bf16_slots_learn_alike(method: str, tmp_path: Path) -> None:
     exact = {"deterministic": True, "precision": "bf16"}

@@ -58,8 +58,18 @@ def test_tails() -> None:
     assert sizes(some(8).batches(4, "weak", epochs=1)) == [4, 4]
     assert sizes(some(10).batches(4, "weak", epochs=2, tail="drop")) == [4, 4, 4, 4]
     assert sizes(some(3).batches(4, "weak", epochs=1)) == [3]
+    assert sizes(some(10).batches(4, "weak", epochs=2, tail="wrap")) == [4] * 6
     assert sizes(some(10).batches(None, "weak", epochs=2)) == [10, 10]
     assert sizes(some(10).batches(4, "weak", steps=5)) == [4, 4, 2, 4, 4]
+
+
+def test_wrapping_fills_from_the_start_of_the_pass() -> None:
+    for n, size in ((10, 4), (8, 4), (3, 8)):
+        kept, wrapped = (some(n).batches(size, "weak", epochs=2, tail=tail) for tail in ("keep", "wrap"))
+        per_pass = -(-n // size)
+        for p in range(2):
+            order, filled = (np.concatenate(s.positions(KEY, 2 * per_pass)[p * per_pass : (p + 1) * per_pass]).tolist() for s in (kept, wrapped))
+            assert filled == (order * size)[: per_pass * size]
 
 
 def test_drop_on_a_small_set_draws_with_replacement() -> None:

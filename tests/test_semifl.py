@@ -22,7 +22,7 @@ from fallow.engine.eager import Eager
 from fallow.engine.keep import Keep
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
-from fallow.engine.party import Job, Party, run_step
+from fallow.engine.party import SERVER, Job, Party, run_step
 from fallow.engine.round import Federated
 from fallow.engine.schedule import Schedule
 from fallow.engine.server import Server
@@ -404,6 +404,34 @@ def test_idle_round_leaves_momenta_alone(tmp_path: Path) -> None:
         assert list(record) == ["model/optimizer"]
 
 
+@pytest.mark.parametrize("how", ["keep", "reset"])
+def test_momentum_of_the_servers_own_steps(tmp_path: Path, how: str) -> None:
+    """13.2: with one step a round the buffer after two is 0.9 g1 + g2, or g2 if it starts anew; the second weights tell which."""
+    f = federated(tmp_path, threshold=1.1, server_steps=1, server_epochs=None, server_optimizer_state=how, clip=None, weight_decay=0.0,
+                  schedule="constant")  # fmt: skip
+    w = [parameters(f).clone()]
+    for number in range(2):
+        f.round(number)
+        w.append(parameters(f).clone())
+    g1 = (w[0] - w[1]) / (0.03 * 1.9)  # first step: w - lr (g + 0.9 g)
+    slot = Slot(f.world)
+    party = Party(f.world, slot, Job(SERVER, 1, {"model": f.server.model}, {}))
+    slot.load({"model": State(f.server.model.layout, {"parameters": w[1]})}, {}, 0.0)
+    for step in feed.steps(f.world, f.method.plan(party, {}), party.key("plan"), lambda *a: {}):
+        b = step.batch()
+        loss = torch.nn.functional.cross_entropy(slot.model(b.x.labelled), b.x.y)
+        g2 = torch.cat([g.flatten() for g in slot.gradient(loss, slot.model).values()])
+    buffer = g2 + 0.9 * flat_like(f, g1) if how == "keep" else g2
+    expected = 0.03 * (g2 + 0.9 * buffer)
+    assert torch.allclose(flat_like(f, w[1] - w[2]), expected, atol=1e-6)
+
+
+def flat_like(f: Federated, parameters: torch.Tensor) -> torch.Tensor:
+    """A flat parameter tensor without gaps, tensor after tensor."""
+    found = State(f.server.model.layout, {"parameters": parameters})
+    return torch.cat([found[n].flatten() for n in found.layout.names("parameters")])
+
+
 def test_traffic(tmp_path: Path) -> None:
     f = federated(tmp_path, threshold=0.0)
     row = rounds(f, 1)[0]
@@ -498,6 +526,8 @@ def test_debias(tmp_path: Path) -> None:
     {"method": "feddb", "labels": "clients", "app_u_over": "all", "app_u_order": "shuffled"},
     {"method": "fixmatch", "labels": "clients", "labeller": "received", "debias": True},
     {"method": "uda", "labels": "clients", "labeller": "local-ema", "debias": True},
+    {"method": "fixmatch", "labels": "clients", "debias": True, "app_u_source": "running"},
+    {"method": "feddb", "labels": "clients", "full_batch_chunk": 100},
 ])  # fmt: skip
 def test_begin_and_step_are_tensor_code(tmp_path: Path, keys: dict[str, Any]) -> None:
     f = federated(tmp_path, **({"threshold": 0.0} | keys | ({"batch": "full"} if keys.get("method") == "feddb" else {})))

@@ -44,7 +44,7 @@ class Spec:
     label_per_class: int | None = None  # per class and labelled client (in all for labels=server)
     label_balance: str | None = None  # balanced | random; default: balanced, with a label_ratio at clients random
     label_pick: str = "random"  # random | first
-    labelled_as_unlabelled: bool = False
+    labelled_as_unlabelled: bool | str = False  # or alias: what lies at their places in the unlabelled pool
     unlabelled_ratio: float = 1.0
     labelled_clients: float | None = None  # for labels=some: a count, or a fraction below 1; default 0.5
     clients: int | None = None  # default 10; natural clients count themselves
@@ -64,6 +64,7 @@ class Hands:
     tries: int = 1
     names: tuple[str, ...] | None = None
     unused: dict[int, int] = field(default_factory=dict)
+    aliases: list[Ints] | None = None  # what stands for each client's labelled samples in its unlabelled list
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,20 @@ def apart_hands(job: Job) -> Hands:
         hands.labelled[client] = part
     hands.dropped.append(split.dropped)
     hands.tries = split.tries
-    share_unlabelled(job, hands, job.complement(chosen), mixes)
+    pool = job.complement(chosen)
+    share_unlabelled(job, hands, pool, mixes)
+    if job.spec.labelled_as_unlabelled == "alias":
+        hands.aliases = aliases(hands.labelled, chosen, pool)
     return hands
+
+
+def aliases(parts: list[Ints], chosen: Ints, pool: Ints) -> list[Ints]:
+    """The unlabelled samples whose positions in their pool are those of the labelled ones in theirs: FedDB's trap T1."""
+    if len(chosen) > len(pool):
+        cause = f"labelled_as_unlabelled=alias, but there are {len(chosen)} labelled and only {len(pool)} unlabelled samples"
+        raise PartitionError("no_alias", cause, "use true, or fewer labels")
+    order = np.argsort(chosen)
+    return [pool[order[np.searchsorted(chosen, part, sorter=order)]] for part in parts]
 
 
 def shared_mixes(job: Job, rng: Generator) -> Any:
@@ -332,7 +345,10 @@ def labels_sha256(labels: Ints) -> str:
 def assemble(job: Job, hands: Hands) -> Federation:
     spec = job.spec
     if spec.labelled_as_unlabelled:
-        hands.unlabelled = [np.concatenate(both) for both in zip(hands.labelled, hands.unlabelled)]
+        if spec.labelled_as_unlabelled == "alias" and hands.aliases is None:
+            cause = "labelled_as_unlabelled=alias, but labelled and unlabelled samples are not two pools here"
+            raise PartitionError("no_alias", cause, "use true, or labels=clients with label_count and a partition of each pool")
+        hands.unlabelled = [np.concatenate(both) for both in zip(hands.aliases or hands.labelled, hands.unlabelled)]
     held = zip(hands.labelled, hands.unlabelled)
     clients = tuple(Holding(x, u, hands.unused.get(i, 0)) for i, (x, u) in enumerate(held))
     about = {

@@ -191,7 +191,7 @@ def table(federation: Federation, labels: Ints, class_names: Sequence[str]) -> T
     """One row per client, and the whole in a few numbers."""
     sides = federation.counts(labels, len(class_names))
     both = sides["labelled"] + sides["unlabelled"]
-    if federation.spec.get("labelled_as_unlabelled"):
+    if federation.spec.get("labelled_as_unlabelled") is True:
         both = sides["unlabelled"]
     rows = []
     for i, (name, client) in enumerate(zip(federation.names, federation.clients)):

@@ -78,7 +78,7 @@ class Samples:
         *views: str,
         epochs: float | None = None,
         steps: int | None = None,
-        tail: Literal["keep", "drop"] = "keep",
+        tail: Literal["keep", "drop", "wrap"] = "keep",
         shuffle: bool = True,
         replace: bool = False,
         pad: int = 1,
@@ -87,6 +87,7 @@ class Samples:
     ) -> Stream:
         """A stream of batches. `size=None` is the whole set; another stream means "sizes as there".
 
+        A pass ends with a smaller batch, which `tail` keeps, drops, or fills from the start of the pass's own order.
         `alike` names another stream of the plan: views of the same name are then drawn alike, place by place.
         """
         roles = {v: v for v in views} | named_views
@@ -124,8 +125,8 @@ class Stream:
         size = n if self.size is None else int(self.size)  # type: ignore[call-overload,arg-type]
         if n == 0:
             return []
-        if self.tail == "drop":
-            return [size] * max(1, n // size)
+        if self.tail != "keep":
+            return [size] * max(1, -(-n // size) if self.tail == "wrap" else n // size)
         return [size] * (n // size) + ([n % size] if n % size else [])
 
     def __len__(self) -> int:
@@ -156,7 +157,10 @@ class Stream:
             return _cut(np.concatenate([self._order(key, p) for p in range(passes)]), sizes) if passes else []
         per_pass = len(self.sizes_of_pass())
         starts = range(0, length, per_pass) if per_pass else ()
-        return [part for p, s in enumerate(starts) for part in _cut(self._order(key, p), sizes[s : s + per_pass])]
+        orders = (self._order(key, p) for p in range(len(starts)))
+        if self.tail == "wrap":
+            orders = (np.resize(order, sum(self.sizes_of_pass())) for order in orders)
+        return [part for order, s in zip(orders, starts) for part in _cut(order, sizes[s : s + per_pass])]
 
     def _order(self, key: int, number: int) -> Array:
         n = len(self.samples)

@@ -58,7 +58,7 @@ class Measuring:
     # -- prior bias (FedDB, Figs. 1 and 3) -------------------------------------------------------------------------------
     def _prior(self, whole: State, outcomes: list[Outcome]) -> Row:
         """Divergences of the bias: from even, from the labelled classes, from APP-U; of the model and of each local one."""
-        clients = sorted((o for o in outcomes if o.party != SERVER), key=lambda o: o.party)
+        clients = sorted((o for o in outcomes if o.party > SERVER), key=lambda o: o.party)
         everywhere, of_whole = {o.party: whole for o in clients}, self._by_class(whole)
         local = {o.party: self.f.model(o.update["model"]) for o in clients if o.update is not None}
         by_class = {client: self._by_class(state) for client, state in local.items()}
@@ -99,7 +99,7 @@ class Measuring:
 
     def _global(self, gradients: dict[int, Tensor], updates: dict[int, Tensor]) -> dict[str, float]:
         own = (gradients[SERVER], updates[SERVER]) if SERVER in gradients and SERVER in updates else None
-        users = [[v for party, v in of.items() if party != SERVER] for of in (gradients, updates)]
+        users = [[v for party, v in of.items() if party > SERVER] for of in (gradients, updates)]
         return diversity.every(users[0], users[1], own, self.o.diversity_scale)
 
     def _per_group(self, gradients: dict[int, Tensor], updates: dict[int, Tensor]) -> dict[str, float]:
@@ -108,7 +108,7 @@ class Measuring:
         found: dict[str, float] = {}
         for name, of in (("gradient", gradients), ("update", updates)):
             groups: dict[int, list[Tensor]] = {}
-            for party in (p for p in of if p != SERVER):
+            for party in (p for p in of if p > SERVER):
                 groups.setdefault(grouping.group(self.f.server, party), []).append(of[party])
             if groups:
                 found |= {f"{name}/users/{form}": diversity.per_group(list(groups.values()), form) for form in diversity.FORMS}
@@ -118,7 +118,7 @@ class Measuring:
     def _skew(self) -> float | None:
         """R of all clients' classes, those of hidden labels too."""
         sides = self.world.federation.counts(self.world.labels, self.world.classes)
-        both = sides["unlabelled"] if self.o.labelled_as_unlabelled else sides["labelled"] + sides["unlabelled"]
+        both = sides["unlabelled"] if self.o.labelled_as_unlabelled is True else sides["labelled"] + sides["unlabelled"]
         return measured(both)
 
     # -- who labels rightly (FedLoKe, Fig. 4) ----------------------------------------------------------------------------

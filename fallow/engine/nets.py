@@ -13,6 +13,8 @@ from fallow.engine.replay import Replayed
 from fallow.methods.state import HEAVY, Layout, State, padding
 from fallow.models.norms import adopt
 
+Rows = Sequence[Tensor | None]
+
 
 class NetHandle:
     """Holds a module whose tensors are views of three flat ones, and calls it."""
@@ -112,23 +114,22 @@ class NetHandle:
             self._replayed[stats, part] = Replayed(call)
         return self._replayed[stats, part]
 
-    def together(self, *parts: Tensor | None, stats: str = "update", rows: Tensor | None = None) -> list[Tensor | None]:
-        """One call on the concatenation; an absent part stays None."""
-        present = [p for p in parts if p is not None]
-        out = iter(self(torch.cat(present), stats=stats, rows=rows).split([len(p) for p in present]))
-        return [None if p is None else next(out) for p in parts]
+    def together(self, *parts: Tensor | None, stats: str = "update", rows: Rows = ()) -> list[Tensor | None]:
+        """One call on the concatenation; an absent part stays None. `rows` has a mask, or None, per part."""
+        return self._joined(parts, stats, rows, apart=False)
 
-    def apart(
-        self, *parts: Tensor | None, stats: str = "update", rows: Sequence[Tensor | None] = ()
-    ) -> list[Tensor | None]:
-        """One pass in which each part is a batch of its own for batch norm; `rows` has a mask, or None, per part."""
+    def apart(self, *parts: Tensor | None, stats: str = "update", rows: Rows = ()) -> list[Tensor | None]:
+        """The same, but each part is a batch of its own for batch norm."""
+        return self._joined(parts, stats, rows, apart=True)
+
+    def _joined(self, parts: Sequence[Tensor | None], stats: str, rows: Rows, apart: bool) -> list[Tensor | None]:
         present = [p for p in parts if p is not None]
         sizes = tuple(len(p) for p in present)
         mask = None
         if any(r is not None for r in rows):
             kept = [(p, r) for p, r in zip(parts, rows) if p is not None]
             mask = torch.cat([torch.ones(len(p), dtype=torch.bool, device=p.device) if r is None else r for p, r in kept])
-        out = iter(self(torch.cat(present), stats=stats, parts=sizes, rows=mask).split(list(sizes)))
+        out = iter(self(torch.cat(present), stats=stats, parts=sizes if apart else None, rows=mask).split(list(sizes)))
         return [None if p is None else next(out) for p in parts]
 
     # -- weights -----------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fallow.engine.world import World
 from fallow.methods.base import Net, Update
 from fallow.methods.state import State
 
-SERVER = -1
+SERVER = -1  # its further replicas: -2, -3, ...
 LARGE = 2500  # images per inference batch on CUDA, where batches do not enter the result
 
 
@@ -54,7 +54,7 @@ class Party:
     def __init__(self, world: World, slot: Slot, job: Job):
         self.world, self.slot, self.options = world, slot, world.options
         self.id, self.round, self.received = job.party, job.round, job.message
-        self.is_server, self.turn = job.party == SERVER, job.turn
+        self.is_server, self.turn = job.party <= SERVER, job.turn
         holding = world.federation.server if self.is_server else world.federation.clients[job.party]
         self.labelled = Samples.of(holding.labelled, world.labels[holding.labelled])
         self.unlabelled = Samples.of(holding.unlabelled)
@@ -155,7 +155,7 @@ def work(world: World, slot: Slot, job: Job) -> Iterator[feed.Step | torch.cuda.
         party.made += 1
         yield step
     begin_calls(slot, party.key("end"))
-    world.finished += job.party != SERVER
+    world.finished += job.party > SERVER
     return _finish(world, slot, party)  # type: ignore[return-value]
 
 
@@ -183,7 +183,7 @@ def start_of(world: World, job: Job) -> tuple[dict[str, Any], dict[str, dict[str
             things[name] = job.message[entry] if entry in job.message else job.message["model"]
     optimizers = {n.removesuffix("/optimizer"): t for n, t in job.record.items() if n.endswith("/optimizer")}
     optimizers |= {n.removesuffix("/optimizer"): t for n, t in job.message.items() if n.endswith("/optimizer")}
-    return things, optimizers, 0.0 if job.party == SERVER else world.options.prox
+    return things, optimizers, 0.0 if job.party <= SERVER else world.options.prox
 
 
 def _read_back(found: dict[str, Any]) -> tuple[dict[str, Any], torch.cuda.Event | None]:
@@ -220,7 +220,7 @@ def _finish(world: World, slot: Slot, party: Party) -> Outcome:
         if spec.keep:
             record[name] = slot.record(name)
         if isinstance(spec, Net) and spec.train:
-            how = "keep" if party.is_server else spec.optimizer or world.options.optimizer_state
+            how = world.options.server_optimizer_state if party.is_server else spec.optimizer or world.options.optimizer_state
             if how != "reset" and party.made:
                 layout = slot.nets[name].layout
                 state = {
@@ -233,11 +233,15 @@ def _finish(world: World, slot: Slot, party: Party) -> Outcome:
                     record[f"{name}/optimizer"] = state
     if update is not None:
         update.entries = {k: v.clone() for k, v in update.entries.items()}
-        update.client = None if party.is_server else party.id
+        sent_by(update, party.id)
     extremes = [e for net in slot.nets.values() for e in torch.aminmax(net.flat.groups["parameters"])]  # NaN if any is
     finite = torch.isfinite(torch.stack(extremes)).all()
     logs = {k: t.clone() for k, t in slot.logs.items()}
     return Outcome(party.id, party.made, update, record, optimizers, logs, finite)
+
+
+def sent_by(update: Update, party: int) -> None:
+    update.client, update.replica = (None, SERVER - party) if party <= SERVER else (party, 0)
 
 
 def run_step(slot: Slot, step: feed.Step) -> None:

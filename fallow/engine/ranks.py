@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fallow.engine.pack import pack, unpack
-from fallow.engine.party import SERVER, Job, Outcome
+from fallow.engine.party import SERVER, Job, Outcome, sent_by
 from fallow.engine.round import Executor
 from fallow.engine.world import World
 from fallow.errors import UserError
@@ -163,12 +163,12 @@ class Ranks:
         """How many images a party is likely to train on."""
         o, f = self.world.options, self.world.federation
         steps, epochs, batch = o.steps, o.epochs, o.batch
-        if job.party == SERVER:
+        if job.party <= SERVER:
             steps = o.server_steps or (None if o.server_epochs else steps)
             epochs, batch = o.server_epochs or epochs, o.server_batch or batch
         if isinstance(steps, int) and isinstance(batch, int):
             return steps * batch
-        holding = f.server if job.party == SERVER else f.clients[job.party]
+        holding = f.server if job.party <= SERVER else f.clients[job.party]
         return (epochs or 1) * (len(holding.labelled) + len(holding.unlabelled))
 
 
@@ -197,7 +197,7 @@ def _outcome(tree: Tree) -> Outcome:
     entries = tree.pop("update")
     outcome = Outcome(update=None if entries is None else Update(entries), **tree)
     if outcome.update is not None:
-        outcome.update.client = None if outcome.party == SERVER else outcome.party
+        sent_by(outcome.update, outcome.party)
     return outcome
 
 

@@ -96,7 +96,7 @@ class Federated:
         row |= self._metrics(number, jobs, updates, tally) | measured
         self.finishing()
         self.whole = False
-        self.keep.write({o.party: o.record for o in outcomes if o.party != SERVER}, number + 1)
+        self.keep.write({o.party: o.record for o in outcomes if o.party > SERVER}, number + 1)
         self.whole = True
         return row
 
@@ -110,13 +110,13 @@ class Federated:
                 message |= {f"{n}/optimizer": t for n, t in server["optimizers"][position].items()}
             jobs.append(Job(client, server.round, message, self.keep.read(client)))
         if beside:
-            jobs.append(self._server_job())
+            jobs += [self._server_job(replica=i) for i in range(self.method.averager.replicas)]
         return jobs
 
-    def _server_job(self, turn: int = 0) -> Job:
-        entries = self.server.entries
+    def _server_job(self, turn: int = 0, replica: int = 0) -> Job:
+        entries, party = self.server.entries, SERVER - replica
         message = {k: v for k, v in entries.items() if isinstance(v, State | torch.Tensor)}
-        return Job(SERVER, self.server.round, message, dict(entries.get("record", {})), turn)
+        return Job(party, self.server.round, message, dict(entries.get(_record(party), {})), turn)
 
     def _turn(self, tally: Tally, again: bool = False) -> None:
         """The server trains on its own data; its update's entries are written back."""
@@ -129,7 +129,8 @@ class Federated:
 
     def _keep_server(self, outcome: Outcome) -> None:
         if outcome.record:
-            self.server["record"] = dict(self.server.entries.get("record", {})) | outcome.record
+            name = _record(outcome.party)
+            self.server[name] = dict(self.server.entries.get(name, {})) | outcome.record
 
     @property
     def _travelling(self) -> bool:
@@ -141,7 +142,7 @@ class Federated:
             tally.add(outcome.logs)
         bad = [o.party for o in outcomes if not bool(o.finite)]
         if bad:
-            who = "the server" if bad[0] == SERVER else f"client {bad[0]}"
+            who = "the server" if bad[0] <= SERVER else f"client {bad[0]}"
             raise UserError(
                 f"the weights of {who} became NaN or infinite in round {self.server.round + 1}",
                 "lower lr, or set clip=1; the rounds before it are kept",
@@ -152,10 +153,10 @@ class Federated:
         server, updates = self.server, Updates()
         if self._travelling:
             before = server.entries.get("optimizers", [{}] * len(server.active))  # a client that made no step leaves its place's
-            places = [o.optimizers for o in outcomes if o.party != SERVER]
+            places = [o.optimizers for o in outcomes if o.party > SERVER]
             server["optimizers"] = [new or old for new, old in zip(places, before, strict=True)]
-        for outcome in sorted(outcomes, key=lambda o: o.party):
-            if outcome.party == SERVER:
+        for outcome in sorted(outcomes, key=lambda o: (o.party > SERVER, abs(o.party))):
+            if outcome.party <= SERVER:
                 self._keep_server(outcome)
             if outcome.update is not None:
                 outcome.update.weight = self._weight(outcome.party)
@@ -165,13 +166,13 @@ class Federated:
         updates[:] = [u for u in updates if u.weight > 0]
         if self.world.statistics == "server" and self.server_trains:
             own = updates.server["model"] if updates.server else server.sent
-            for u in updates.clients:
+            for u in updates:
                 u.entries["model"] = u["model"].having(own, "statistics")
         return updates
 
     def _weight(self, party: int) -> float:
         f = self.world.federation
-        holding = f.server if party == SERVER else f.clients[party]
+        holding = f.server if party <= SERVER else f.clients[party]
         if self.o.weights == "samples":
             return float(len(np.union1d(holding.labelled, holding.unlabelled)))
         return float(len(holding.labelled)) if self.o.weights == "labelled" else 1.0
@@ -226,7 +227,7 @@ class Federated:
         means = tally.means()
         row: dict[str, Any] = {k: means.pop(k, None) for k in ("loss", "label_ratio", "label_accuracy", "label_accuracy_all")}
         row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
-        sent = [j.message for j in jobs if j.party != SERVER]
+        sent = [j.message for j in jobs if j.party > SERVER]
         row["bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if not k.endswith("/optimizer"))
         if self._travelling:
             row["optimizer_bytes_up"] = size(self.server["optimizers"])
@@ -244,3 +245,8 @@ class Federated:
         if self.world.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def _record(server: int) -> str:
+    """The name under which the server, or a replica of it, keeps what it keeps."""
+    return "record" if server == SERVER else f"record/{SERVER - server}"

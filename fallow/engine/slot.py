@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,16 @@ class Slot:
         """The gradient by name, a graph on request (virtual steps)."""
         grads = torch.autograd.grad(loss, net.leaves, create_graph=create_graph, allow_unused=True)
         return dict(zip(net.names, net.combine(grads)))
+
+    def accumulate(self, losses: Iterable[Tensor], net: NetHandle) -> Tensor:
+        """One step on the sum of these losses, each of which is let go before the next is made; the sum."""
+        grads: dict[str, Tensor] = {}
+        total = torch.zeros((), device=self.world.device)
+        for loss in losses:
+            grads = {k: g if not grads else grads[k] + g for k, g in self.gradient(loss, net).items()}
+            total = total + loss.detach()
+        self.apply(net, grads)
+        return total
 
     def apply(self, net: NetHandle, grads: dict[str, Tensor], when: Tensor | None = None) -> None:
         """The optimiser's step with given gradients."""

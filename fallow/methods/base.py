@@ -55,6 +55,7 @@ class Update:
     def __init__(self, entries: dict[str, State | Tensor] | None = None, **named: State | Tensor):
         self.entries: dict[str, Any] = dict(entries or {}) | named
         self.client: int | None = None  # None: the server
+        self.replica = 0  # of a server that trains several (average=grouped)
         self.weight = 1.0
 
     def __getitem__(self, name: str) -> Any:

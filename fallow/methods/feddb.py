@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -42,18 +44,24 @@ class FedDB(Method):
         labeller: Labeller = key("received", "who labels: the model as received")
         debias: bool = key(True, "divide predictions by the client's mean prediction before labelling (DPL)")
         average: Average = key("dma", "debiased averaging, or the plain mean by `weights`, or grouped")
-        app_u_momentum: float = key(0.5, "of the mean prediction over the steps of a round", "gamma", ge=0, le=1)
         app_u_over: Literal["accepted", "all"] = key("accepted", "samples it is refreshed with at each step")
         app_u_order: Literal["stored", "shuffled"] = key("stored", "order in which samples make up its batches of 250")
         empty_mask: Literal["minibatch64", "full-batch"] = key("minibatch64", "labelled batches where nothing was accepted")
         least_accepted: int = key(1, "a client that accepts fewer pseudo-labels trains on its labels only", ge=1)
         passes: Literal["apart", "joint"] = key("apart", "labelled and accepted samples: a BN batch each, or one for both")
+        full_batch_chunk: int | None = key(None, "accepted samples per pass of a step, a BN batch each, where memory is short", ge=2)
         batch: int | Literal["full"] = key("full", "labelled and unlabelled batch", "B")
-        labelled_as_unlabelled: bool = key(True, "labelled samples also serve as unlabelled ones")
+        labelled_as_unlabelled: bool | Literal["alias"] = key(True, "labelled samples also serve as unlabelled ones; alias: others in their place (trap T1)")
         statistics: Statistics = key("batch", "batch norm's running statistics: who makes them")
         optimizer_state: Kept = key("keep", "local optimiser state: new each round, kept at the client, or travelling")
         weights: Weights = key("uniform", "what a client weighs in the plain mean")
         server_momentum: float = key(0.5, "the server's momentum", ge=0, lt=1)
+
+    @classmethod
+    def refuse(cls, options: Any) -> str | None:
+        if options.full_batch_chunk and options.passes == "joint":
+            return "full_batch_chunk cuts the accepted samples, passes=joint joins them with the labelled ones; use one of the two"
+        return None
 
     def holds(self) -> dict[str, Net | Value]:
         return {"model": Net(), "prior": Value(self.classes, start=1 / self.classes)}
@@ -74,9 +82,10 @@ class FedDB(Method):
             size = 64 if self.o.empty_mask == "minibatch64" else B
             return Plan(self.supervised, x=x.batches(size, "labelled", **work))
         accepted = party.unlabelled.label(found["label"]).where(found["sure"])
-        pad = PAD if B is None else 1
-        plan = Plan(x=x.batches(B, "labelled", pad=pad if party.uneven else 1),
-                    u=accepted.batches(B, "weak", "strong", pad=pad, **work),
+        pad, chunk = PAD if B is None else 1, self.o.full_batch_chunk
+        plan = Plan(self.chunked if chunk else self.step,
+                    x=x.batches(B, "labelled", pad=pad if party.uneven else 1),
+                    u=accepted.batches(B, "weak", "strong", pad=1 if chunk else pad, **work),
                     share=len(accepted) / len(party.unlabelled))  # fmt: skip
         if self.o.app_u_over == "accepted" or self.o.average != "dma":
             return plan
@@ -88,20 +97,31 @@ class FedDB(Method):
         loss = cross_entropy(zx, b.x.y, b.x.rows) if b.x else 0.0                        # L_s
         if self.o.average == "dma":
             self.refresh(s, b)
-        unlabelled = cross_entropy(zu, b.u.y, b.u.rows)                                  # L_u, mean over the accepted
-        if self.o.reduction == "all":
-            unlabelled = b.share * unlabelled                                            # Eqs. 4, 5: over N_u
-        loss = loss + self.o.weight * unlabelled
+        loss = loss + self.unlabelled(b, cross_entropy(zu, b.u.y, b.u.rows))             # L_u, mean over the accepted
         s.descend(loss)
         s.log(loss=loss)
 
+    def unlabelled(self, b: Any, mean: Any) -> Any:
+        return self.o.weight * (b.share * mean if self.o.reduction == "all" else mean)   # Eqs. 4, 5: over N_u
+
+    def chunked(self, s: Any, b: Any) -> None:
+        """The same step in near-equal pieces of the accepted samples, whose gradients add up."""
+        if self.o.average == "dma":
+            self.refresh(s, b)
+        s.log(loss=s.accumulate(self.pieces(s, b), s.model))
+
+    def pieces(self, s: Any, b: Any) -> Iterator[Any]:
+        n, count = len(b.u.y), math.ceil(len(b.u.y) / self.o.full_batch_chunk)
+        if b.x:
+            yield cross_entropy(s.model(b.x.labelled, rows=b.x.rows), b.x.y, b.x.rows)
+        for v, y in zip(b.u.strong.tensor_split(count), b.u.y.tensor_split(count)):
+            yield self.unlabelled(b, len(y) / n * cross_entropy(s.model(v), y))
+
     def logits(self, s: Any, b: Any) -> tuple[Any, Any]:
         x, u = b.x, b.u
-        if not x or self.o.passes == "apart":
-            return (s.model(x.labelled, rows=x.rows) if x else None), s.model(u.strong, rows=u.rows)
-        real = [torch.ones_like(v.y, dtype=torch.bool) if v.rows is None else v.rows for v in (x, u)]
-        rows = None if x.rows is None and u.rows is None else torch.cat(real)
-        return s.model(torch.cat([x.labelled, u.strong]), rows=rows).split([len(x.y), len(u.y)])
+        if self.o.passes == "joint":
+            return s.model.together(x.labelled, u.strong, rows=(x.rows, u.rows))
+        return (s.model(x.labelled, rows=x.rows) if x else None), s.model(u.strong, rows=u.rows)
 
     @torch.no_grad()
     def refresh(self, s: Any, b: Any) -> None:

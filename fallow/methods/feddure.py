@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -60,6 +61,7 @@ class FedDure(MetaPseudo):
         freg_init: Literal["client", "shared"] = key("client", "F-reg's first weights: one draw per client, or for all")
         freg_optimizer_state: Literal["reset", "keep"] = key("reset", "F-reg's optimiser: new each round, or kept")
         freg_lr: float | None = key(None, "F-reg's learning rate (default: lr)", "eta_w", gt=0)
+        labelled_tail: Literal["keep", "wrap"] = key("keep", "last labelled batch of a pass: smaller, or filled from its start")
         batch: int | Literal["full"] = key(10, "labelled batch", "B")
         unlabelled_batch: int | str = key("match-steps:floor", "unlabelled batch: a count, or a mode")
         optimizer: Literal["sgd", "adam"] = key("adam", "local optimiser")
@@ -88,6 +90,7 @@ class FedDure(MetaPseudo):
 
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
         x, u = paired(party, "labelled", ("weak", "strong"))
+        x = replace(x, tail=self.o.labelled_tail)
         if self.o.loop == "meta-pseudo":
             return self.warm_and_main(x, u)
         return Plan(x=x, u=u, lr=None if self.o.freg_lr is None else {"freg": self.o.freg_lr})

@@ -9,7 +9,7 @@ import torch
 
 from fallow.config import Weights, key
 from fallow.methods.base import Method, Net, Plan, Value
-from fallow.methods.parts.losses import cross_entropy, entropy, kl, masked_mean
+from fallow.methods.parts.losses import Divergence, cross_entropy, entropy, kl, masked_mean
 
 Labelling = Literal["update", "batch", "running"]
 VIEWS = {
@@ -48,6 +48,9 @@ class FedLoKe(Method):
         personal_start: Literal["initial", "random", "received"] = key(
             "initial", "a client's first personal model: the run's first weights, random ones of its own, what it gets"
         )
+        local_model: Literal["personal", "self"] = key("personal", "who labels: a personal model too, or the one model for itself")
+        ema_buffers: bool = key(True, "fusion with the received model: batch norm's running statistics, too")
+        kl_form: Divergence = key("log-softmax", "Eqs. 9, 10 from log-softmax, or with the released code's 1e-8")
         unlabelled_schedule: Literal["resample", "epoch"] = key(
             "resample", "both sets shuffled again after each pass over the labels, or one pass over the unlabelled set"
         )
@@ -72,12 +75,20 @@ class FedLoKe(Method):
             return "fedloke pairs labelled and unlabelled batches of one size; set it with batch, a count"
         return None
 
+    @property
+    def has_personal(self) -> bool:
+        return self.o.local_model == "personal"
+
     def holds(self) -> dict[str, Net | Value]:
+        if not self.has_personal:
+            return {"model": Net()}
         start = {"received": "model"}.get(self.o.personal_start, self.o.personal_start)
         return {"model": Net(), "personal": Net(keep=True, start=start)}
 
     def begin(self, party: Any) -> dict[str, Any]:
-        party.personal.load(party.personal.state.lerp(party.received["model"], 1 - self.o.ema))            # Eq. 2
+        if self.has_personal:
+            fused = party.personal.state.lerp(party.received["model"], 1 - self.o.ema)                     # Eq. 2
+            party.personal.load(fused if self.o.ema_buffers else fused.only("parameters"))
         return {}
 
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
@@ -102,18 +113,19 @@ class FedLoKe(Method):
         """Every call is a batch of its own for BN, so each net's statistics move three times."""
         loss: Any = 0.0
         if b.x:
-            zl, zg = s.personal(b.x.weak), s.model(b.x.strong)
-            loss = cross_entropy(zl, b.x.y) + cross_entropy(zg, b.x.y)                                     # Eqs. 13, 14
+            loss = cross_entropy(s.model(b.x.strong), b.x.y)                                               # Eq. 14
+            if self.has_personal:
+                loss = loss + cross_entropy(s.personal(b.x.weak), b.x.y)                                   # Eq. 13
         if b.u:
             with torch.no_grad():
                 yg = s.model(b.u.weak, stats=self.o.labelling).softmax(1)                                  # Eq. 4
-                yl = s.personal(b.u.weak, stats=self.o.labelling).softmax(1)                               # Eq. 3
+                yl = s.personal(b.u.weak, stats=self.o.labelling).softmax(1) if self.has_personal else yg  # Eq. 3
             El, Eg = entropy(yl), entropy(yg)                                                              # Eqs. 5, 6
             sure_l, sure_g = El < self.o.entropy, Eg < self.o.entropy                                      # Eqs. 7, 8
-            LUg = masked_mean(kl(yl, s.model(b.u.strong)), sure_l)                                         # Eq. 9
+            LUg = masked_mean(kl(yl, s.model(b.u.strong), self.o.kl_form), sure_l)                         # Eq. 9
             LUl: Any = 0.0
-            if self.o.global_pseudo_label:
-                LUl = masked_mean(kl(yg, s.personal(b.u.strong)), sure_g)                                  # Eq. 10
+            if self.has_personal and self.o.global_pseudo_label:
+                LUl = masked_mean(kl(yg, s.personal(b.u.strong), self.o.kl_form), sure_g)                  # Eq. 10
             loss = loss + b.ramp * (LUg + LUl)                                                             # Eqs. 15, 16
             s.judge(b.u, yl.argmax(1), sure_l)
             s.judge(b.u, yg.argmax(1), sure_g, name="global_label")

@@ -32,7 +32,7 @@ class FedRGD(FixMatch):
             "lr": 0.146,
             "schedule": "cosine-7-16,warmup=5120,turns=2.3,floor=1e-4",
         },
-        "released": {"group_split": "ceil-blocks", "first_round_extra_step": True, "optimizer_state": "travel"},
+        "released": {"group_split": "ceil-blocks", "first_round_extra_step": True, "optimizer_state": "travel", "server_replicas": "per-group"},
     }
 
     class Options(FixMatch.Options):

@@ -46,6 +46,8 @@ def _mean(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 class Averager:
     """`average=mean`: everyone gets the server's model, and one mean by the key `weights` takes its place."""
 
+    replicas = 1  # models that a server trains beside the clients
+
     def __init__(self, options: Any):
         self.o = options
 

@@ -31,6 +31,8 @@ class Grouping(Averager):
         self.sizes = group_sizes(options.active_count, self._count(options), options.group_split)
         self._stops = list(accumulate(self.sizes))
         trains = options.labels == "server"  # the server; before or after the clients it would undo the groups' models
+        if options.server_replicas == "per-group" and trains:
+            self.replicas = len(self.sizes)
         self.lineages = options.group_models and not (trains and options.server_turn != "beside")
 
     @staticmethod
@@ -44,6 +46,8 @@ class Grouping(Averager):
             return f"groups={o.groups} for {o.active_count} active clients; use 1 to {o.active_count} groups"
         if o.group_assignment == "fixed" and o.active_count != o.clients:
             return f"group_assignment=fixed with {o.active_count} of {o.clients} clients active; use slot, or let all take part"
+        if o.server_replicas == "per-group" and o.labels == "server" and o.server_turn != "beside":
+            return f"server_replicas=per-group, but with server_turn={o.server_turn} the server is in no group; use server_turn=beside"
         if o.weights == "half":
             return "weights=half has no meaning inside a group; use weights=uniform, or average=mean"
         return None
@@ -67,9 +71,9 @@ class Grouping(Averager):
         return server.model if last is None else server["groups"][last]
 
     def merge(self, server: Any, updates: Any) -> None:
-        own = [updates.server] if updates.server else []
         groups = dict(enumerate(server["groups"])) if self.lineages else {}
         for i in range(len(self.sizes)):
+            own = [u for u in updates if u.client is None and u.replica == (i if self.replicas > 1 else 0)]
             members = own + [u for u in updates.clients if self.group(server, u.client) == i]
             if members:
                 groups[i] = mean(members, weights=self.weights(members))  # Eq. 7; Eq. 8 with one group

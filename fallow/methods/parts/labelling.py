@@ -7,6 +7,7 @@ net in training after it. With `debias` every answer is divided by the labeller'
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,8 @@ def holds(o: Any, classes: int) -> dict[str, Net | Value]:
         held["labeller"] = Net(keep=True, train=False)
     if o.debias or o.average == "dma":
         held["prior"] = Value(classes, start=1 / classes)
+    if o.app_u_source == "running":
+        held["pace"] = Value(1)
     return held
 
 
@@ -76,6 +79,8 @@ def begin(o: Any, party: Any, once: bool = False) -> dict[str, Any]:
     z = party.predict(net, party.unlabelled, "weak")
     if o.debias or o.average == "dma":
         party.prior.copy_(mean_prediction(z))
+    if o.app_u_source == "running":
+        party.pace.fill_(math.log(o.app_u_momentum) / len(z) if o.app_u_momentum else -math.inf)
     if o.debias:
         z = debiased(z, party.prior)
     return {"z": z} if answers else {}
@@ -88,7 +93,22 @@ def logits(o: Any, s: Any, u: Any, z: Tensor | None = None) -> Tensor:
     if o.labeller == "local-ema" or z is None:
         with torch.no_grad():
             z = (s.labeller if o.labeller == "local-ema" else s.model)(u.weak, stats="running", rows=u.rows)
-    return debiased(z.detach(), s.prior) if o.debias else z.detach()
+    z = z.detach()
+    if not o.debias:
+        return z
+    out = debiased(z, s.prior)
+    if o.app_u_source == "running":
+        _move(s, u, z)
+    return out
+
+
+@torch.no_grad()
+def _move(s: Any, u: Any, z: Tensor) -> None:
+    """The prior follows a batch it has served: by gamma over a pass, so by gamma^(b/N) over b of the N samples."""
+    rows = torch.ones(len(z), dtype=torch.bool, device=z.device) if u.rows is None else u.rows
+    new = torch.where(rows[:, None], z.softmax(1), 0.0).sum(0) / rows.sum()
+    keep = (s.pace * rows.sum()).exp()
+    s.prior.copy_(keep * s.prior + (1 - keep) * new)
 
 
 def follow(o: Any, s: Any) -> None:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Reduction = Literal["all", "selected"]
+Divergence = Literal["log-softmax", "eps"]
 
 
 def ce(logits: Tensor, target: Tensor) -> Tensor:
@@ -33,8 +34,10 @@ def masked_mean(values: Tensor, mask: Tensor, over: Reduction = "all", rows: Ten
     return kept.mean() if rows is None else kept.sum() / rows.sum().clamp_min(1)
 
 
-def kl(target: Tensor, logits: Tensor) -> Tensor:
-    """KL(target || softmax(logits)) per sample."""
+def kl(target: Tensor, logits: Tensor, form: Divergence = "log-softmax") -> Tensor:
+    """KL(target || softmax(logits)) per sample; the form `eps` has 1e-8 in its quotient and in its logarithm."""
+    if form == "eps":
+        return (target * (target / (logits.softmax(1) + 1e-8) + 1e-8).log()).sum(1)
     log_target = target.clamp_min(torch.finfo(target.dtype).tiny).log()
     return (target * (log_target - logits.log_softmax(1))).sum(1)
 
