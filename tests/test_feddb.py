@@ -213,10 +213,13 @@ def test_the_share_is_of_the_whole_unlabelled_set() -> None:
     assert plan.segments[0].streams["u"].samples.index.tolist() == np.flatnonzero(sure).tolist()
 
 
-def test_the_pass_over_all_is_made_in_batches_of_250(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [250, 100])
+def test_the_pass_over_all_is_made_in_batches(tmp_path: Path, size: int) -> None:
     """Section 18 of methods: `app_u_over=all` passes like `begin`: stored order, batches of 250, batch statistics."""
-    f = federated(tmp_path, threshold=0.12, epochs=1, app_u_over="all", clients=2, unlabelled_ratio=1.0)
+    f = federated(tmp_path, threshold=0.12, epochs=1, app_u_over="all", clients=2, unlabelled_ratio=1.0, app_u_batch=size)
     slot, party, found = begun(f)
+    party._predictions = 0  # the same views again
+    assert torch.equal(party.prior, mean_prediction(party.predict(party.model, party.unlabelled, "weak", batch=size)))
     plan = f.method.plan(party, found)
     b = next(iter(steps(f.world, plan, party.key("plan"), lambda *a: {}))).batch()
     n = len(party.unlabelled)
@@ -225,7 +228,7 @@ def test_the_pass_over_all_is_made_in_batches_of_250(tmp_path: Path) -> None:
     net = models.build("small-cnn", 10, 1, norm="bn", size=8)
     net.load_state_dict(f.server.model.tensors(), strict=False)
     with torch.no_grad():
-        means = [torch.cat([net.train()(x).softmax(1) for x in weak.split(size)]).mean(0) for size in (250, n)]
+        means = [torch.cat([net.train()(x).softmax(1) for x in weak.split(each)]).mean(0) for each in (size, n)]
     start = party.prior.clone()
     f.method.step(slot, b)
     assert torch.allclose(party.prior, (start + means[0]) / 2, atol=1e-6)
@@ -348,6 +351,8 @@ def test_shuffled_order_answers_in_stored_order(tmp_path: Path) -> None:
     n = len(party.unlabelled)
     assert weak_logits(party, shuffled=True)[:, 0].tolist() == list(range(n))
     assert party.seen == cuts(n, True) and len(party.seen) > 1
+    party.seen = []
+    assert weak_logits(party, shuffled=True, size=100)[:, 0].tolist() == list(range(n)) and party.seen[:-1] == [100] * (len(party.seen) - 1)
 
 
 # -- rounds --------------------------------------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ class FedDB(Method):
         debias: bool = key(True, "divide predictions by the client's mean prediction before labelling (DPL)")
         average: Average = key("dma", "debiased averaging, or the plain mean by `weights`, or grouped")
         app_u_over: Literal["accepted", "all"] = key("accepted", "samples it is refreshed with at each step")
-        app_u_order: Literal["stored", "shuffled"] = key("stored", "order in which samples make up its batches of 250")
+        app_u_order: Literal["stored", "shuffled"] = key("stored", "order in which samples make up its batches")
+        app_u_batch: int = key(250, "samples per batch when it is measured over all, a BN batch each", ge=1)
         empty_mask: Literal["minibatch64", "full-batch"] = key("minibatch64", "labelled batches where nothing was accepted")
         least_accepted: int = key(1, "a client that accepts fewer pseudo-labels trains on its labels only", ge=1)
         passes: Literal["apart", "joint"] = key("apart", "labelled and accepted samples: a BN batch each, or one for both")
@@ -69,7 +70,7 @@ class FedDB(Method):
     def begin(self, party: Any) -> dict[str, Any]:
         if not len(party.unlabelled):
             return {}
-        z = weak_logits(party, shuffled=self.o.app_u_order == "shuffled")
+        z = weak_logits(party, self.o.app_u_order == "shuffled", self.o.app_u_batch)
         prior = mean_prediction(z)                                                      # Eq. 8: APP-U
         party.prior.copy_(prior)
         label, sure = hard(debiased(z, prior) if self.o.debias else z, self.o.threshold)  # Eq. 14: DPL
@@ -128,7 +129,7 @@ class FedDB(Method):
         """The client's mean prediction, moved towards that of the net before this step (Algorithm 3)."""
         u, sizes = b.u, [len(b.u.weak)]
         if self.o.app_u_over == "all":
-            u, sizes = b.every, cuts(len(b.every.weak), merge=self.o.app_u_order == "shuffled")
+            u, sizes = b.every, cuts(len(b.every.weak), self.o.app_u_order == "shuffled", self.o.app_u_batch)
         rows = [None] * len(sizes) if u.rows is None else u.rows.split(sizes)
         p = torch.cat([s.model(x, stats="batch", rows=r).softmax(1) for x, r in zip(u.weak.split(sizes), rows)])
         new = p.mean(0) if u.rows is None else torch.where(u.rows[:, None], p, 0.0).sum(0) / u.rows.sum()

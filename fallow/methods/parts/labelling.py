@@ -32,15 +32,15 @@ def hard(z: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return label, confidence >= threshold
 
 
-def weak_logits(party: Any, shuffled: bool = False) -> Tensor:
+def weak_logits(party: Any, shuffled: bool = False, size: int = 250) -> Tensor:
     """The received model's logits of all unlabelled samples, one weak view each, in stored order.
 
-    Batches of 250 are cut in stored order, or in a shuffled one: under batch statistics their make-up matters.
+    Batches of `size` are cut in stored order, or in a shuffled one: under batch statistics their make-up matters.
     """
     u = party.unlabelled
     if not shuffled:
-        return party.predict(party.model, u, "weak")
-    order, stops = party.rng("labelling").permutation(len(u)), np.cumsum(cuts(len(u), merge=True))
+        return party.predict(party.model, u, "weak", batch=size)
+    order, stops = party.rng("labelling").permutation(len(u)), np.cumsum(cuts(len(u), True, size))
     parts = [party.predict(party.model, u.take(rows), "weak", batch=len(rows)) for rows in np.split(order, stops[:-1])]
     back = torch.from_numpy(np.argsort(order)).to(parts[0].device)
     return torch.cat(parts).index_select(0, back)
