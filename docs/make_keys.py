@@ -133,8 +133,10 @@ def code(text: str) -> str:
 
 def words(takes: str) -> str:
     """Values as code, kinds of value as they are."""
+    takes, bracket, limits = takes.partition(" (")
     kinds = [w if w in KINDS.values() else code(w) for w in takes.split(" | ")]
-    return " ".join(kinds) if all(w.startswith("`") for w in kinds) else ", ".join(kinds)
+    listed = " ".join(kinds) if all(w.startswith("`") for w in kinds) else ", ".join(kinds)
+    return listed + bracket + limits
 
 
 if __name__ == "__main__":

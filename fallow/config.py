@@ -175,6 +175,8 @@ class Config(Section):
         _check_unlabelled(self.unlabelled_batch, self.batch)
         if self.active is not None and self.active > self.clients:
             raise ValueError(f"active={self.active:g} is more than clients={self.clients}; lower active or raise clients")
+        if self.labelled_clients is not None and self.labels != "some":
+            raise ValueError(f"labelled_clients={self.labelled_clients:g}, but labels={self.labels}; use labels=some, or leave it out")
         if self.diversity_scope == "per-group" and self.average != "grouped":
             raise ValueError(f"diversity_scope=per-group, but average={self.average} makes no groups; use average=grouped")
         if sum(v is not None for v in (self.label_count, self.label_ratio, self.label_per_class)) > 1:
@@ -341,6 +343,15 @@ def takes(annotation: Any) -> str:
     return " | ".join(words)
 
 
+SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def limits(field: Any) -> str:
+    """A number's bounds, in brackets."""
+    found = [f"{sign} {getattr(limit, name):g}" for limit in field.metadata for name, sign in SIGNS.items() if hasattr(limit, name)]
+    return f" ({', '.join(found)})" if found else ""
+
+
 def described(kind: type[Config], own_only: bool = False) -> list[tuple[str, str, str, str, str]]:
     """(key, default, symbol, what it takes, meaning) of each key, a method's own first."""
     rows = []
@@ -351,5 +362,5 @@ def described(kind: type[Config], own_only: bool = False) -> list[tuple[str, str
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
         default = field.default
         shown = "" if default is None else "…" if isinstance(default, BaseModel) else str(default).lower() if isinstance(default, bool) else str(default)
-        rows.append((not own, (name, shown, str(extra.get("symbol", "")), takes(field.annotation), field.description or "")))
+        rows.append((not own, (name, shown, str(extra.get("symbol", "")), takes(field.annotation) + limits(field), field.description or "")))
     return [row for _, row in sorted(rows, key=lambda r: r[0])]

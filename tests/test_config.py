@@ -147,7 +147,7 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
 
 def test_descriptions() -> None:
     rows = described(Example.Options)
-    assert rows[0] == ("mine", "1", "mu", "whole number", "a key of its own")  # a method's own first
+    assert rows[0] == ("mine", "1", "mu", "whole number (>= 0)", "a key of its own")  # a method's own first
     assert ("nesterov", "true", "", "true | false", "Nesterov momentum") in rows
-    assert ("lr", "0.5", "", "number", "another default") in rows
+    assert ("lr", "0.5", "", "number (> 0)", "another default") in rows
     assert [r[0] for r in described(Example.Options, own_only=True)] == ["mine"]

@@ -67,4 +67,4 @@ cardSection("Bytes and seconds", "What a round costs. Bytes are those of the ten
 ]);
 
 const KNOWN = /^(round|accuracy|test_loss|loss|label_.*|(optimizer_)?bytes_.*|seconds\..*|prior_js(_min|_max)?\..*|diversity\..*|R|lr|clients)$/;
-cardSection("What the method logs", null, () => [...new Set(page.runs.flatMap((run) => Object.keys(run.columns)))].filter((c) => !KNOWN.test(c)).sort().slice(0, 12).map((c) => chart(c, c)));
+cardSection("What the method logs", null, () => [...new Set(page.runs.flatMap((run) => Object.keys(run.columns)))].filter((c) => !KNOWN.test(c)).sort().map((c) => chart(c, c)));
