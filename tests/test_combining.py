@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
-from fallow.methods.parts import dma
+from fallow.methods.parts import dma, labelling
 from fallow.methods.parts.averaging import mean
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
@@ -71,7 +73,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("fixmatch", {"labels": "server", "average": "grouped", "server_replicas": "per-group", "server_turn": "after"}, "the server is in no group"),
     ("fixmatch", {"app_u_source": "running"}, "use it with debias=true labeller=current"),
     ("fixmatch", {"app_u_source": "running", "debias": True, "labeller": "received"}, "use it with debias=true labeller=current"),
-    ("feddb", {"app_u_source": "running"}, "use it with debias=true labeller=current"),
+    ("feddb", {"app_u_source": "running"}, "labels once a round .* so app_u_source=running has no place"),
+    ("fedavg", {"app_u_source": "running"}, "so app_u_source=running has no place; leave app_u_source out"),
+    ("semifl", {"labels": "server", "server_turn": "beside", "average": "grouped", "server_replicas": "per-group", "average_base": "trained"},
+     "average_base=trained .* use one of the two"),
     ("feddb", {"full_batch_chunk": 32, "passes": "joint"}, "use one of the two"),
     ("uda", {"average": "grouped", "group_assignment": "fixed"}, "group_assignment=fixed with 2 of 4"),
 ]
@@ -147,6 +152,18 @@ def test_a_prior_that_follows_its_batches(gamma: float, batch: int | str, tmp_pa
             prior = pace * prior + (1 - pace) * p
         torch.testing.assert_close(outcome.update["prior"].double(), prior, atol=1e-6, rtol=0)
         assert batch != "full" or pace == pytest.approx(gamma)
+
+
+def test_a_batch_is_served_by_the_prior_before_it() -> None:
+    """And rows that were filled in do not move it: (1/2)^(2/4) of (0.8, 0.2) stays, the rest is the mean of two samples."""
+    z = torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.99, 0.01]], dtype=torch.float64).log()
+    u = SimpleNamespace(rows=torch.tensor([True, True, False]))
+    s = SimpleNamespace(prior=torch.tensor([0.8, 0.2], dtype=torch.float64), pace=torch.tensor([math.log(0.5) / 4], dtype=torch.float64))
+    o = SimpleNamespace(labeller="current", debias=True, app_u_source="running")
+    p = labelling.logits(o, s, u, z).softmax(1)
+    assert p[0].tolist() == pytest.approx([0.75 / 2.75, 2 / 2.75])  # 0.6 / 0.8 to 0.4 / 0.2
+    keep = 0.5**0.5
+    assert s.prior.tolist() == pytest.approx([keep * 0.8 + (1 - keep) * 0.35, keep * 0.2 + (1 - keep) * 0.65])
 
 
 # -- grouped -----------------------------------------------------------------------------------------------------------

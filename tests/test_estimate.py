@@ -54,6 +54,13 @@ def test_work_by_hand() -> None:
     assert work(method, options, 50_000, 10_000, 10) == Work(2 * 50_000, 2500)
 
 
+def test_each_replica_of_the_server_is_work() -> None:
+    keys = {"method": "fedrgd", "labels": "server", "label_count": 100, "clients": 30, "groups": 3}
+    shared, per_group = (work(find("fedrgd"), resolve({}, keys | {"server_replicas": how})[1], 240, 60, 10) for how in ("shared", "per-group"))
+    one = 16 * 64  # T batches of B
+    assert per_group.trained - shared.trained == 2 * one and per_group.predicted == shared.predicted
+
+
 def test_seconds_are_images_by_speed() -> None:
     method, options = resolve({}, {"method": "fedavg", "labels": "all", "data": "cifar10", "clients": 10, "rounds": 7, "model": "wrn-28-2"})
     asked = []

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fallow import models
+from fallow.data.holdings import table
 from fallow.data.samples import Samples
 from fallow.engine.eager import Eager
 from fallow.engine.feed import Part, steps
@@ -320,6 +321,10 @@ def test_the_released_index_alias(tmp_path: Path) -> None:
         assert classes[places].tolist() == labels[c.labelled].tolist(), "each at a labelled sample's place"
         seen += places.tolist()
     assert sorted(seen) == list(range(len(own)))
+    shown = table(f.world.federation, labels, [str(k) for k in range(10)]).rows
+    for c, row in zip(clients, shown):  # both sides count: the labelled ones are not among the unlabelled
+        counts = np.bincount(labels[np.concatenate([c.labelled, c.unlabelled])], minlength=10)
+        assert row["share"] == pytest.approx(counts.max() / counts.sum(), abs=1e-4)
     rounds(f, 1)
 
 
@@ -333,6 +338,7 @@ def test_too_few_accepted_labels_are_left_aside(tmp_path: Path) -> None:
 
 def test_inference_batches() -> None:
     assert cuts(500, True) == [250, 250] and cuts(20, True) == [20]
+    assert cuts(100, True, 20) == [20] * 5 and cuts(105, True, 20) == [20] * 4 + [25] and cuts(10, True, 1) == [1] * 10
     assert cuts(510, False) == [250, 250, 10] and cuts(510, True) == [250, 260] and cuts(532, True) == [250, 250, 32]
 
 
@@ -356,7 +362,7 @@ def test_shuffled_order_answers_in_stored_order(tmp_path: Path) -> None:
 
 
 # -- rounds --------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("keys", [{}, {"app_u_over": "all"}])
+@pytest.mark.parametrize("keys", [{}, {"app_u_over": "all"}, {"passes": "joint", "partition": "dirichlet-capped:5,min_size=1", "epochs": 1}])
 def test_filling_up_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]) -> None:
     runs = []  # one round of a seed in which no rounding error tips a ReLU or a maximum, as it may in any other
     for pad in (64, 1):

@@ -107,6 +107,17 @@ def test_the_released_form_of_kl():
     by_hand = sum(q * math.log(q / (r + 1e-8) + 1e-8) for q, r in zip([0.25, 0.75, 0.0], p))
     assert kl(teacher, student, "eps").item() == pytest.approx(by_hand, rel=1e-5)
     assert kl(teacher, student).item() - by_hand > 5
+    for teacher, student in (("personal", "model"), ("model", "personal")):  # Eqs. 9 and 10, one by one
+        losses = []
+        for form in ("log-softmax", "eps"):
+            bench = Bench(labelled=False)
+            getattr(bench, teacher).logits[0] = torch.tensor([[60.0, 0, 0], [0, 60, 0]])
+            getattr(bench, student).logits[0] = torch.zeros(2, 3)  # not sure of anything
+            getattr(bench, student).logits[1] = torch.tensor([[0.0, 60, 0], [0, 60, 0]])
+            views = {"weak": IMAGES, "strong": IMAGES}
+            FedLoKe(FedLoKe.Options(kl_form=form), 3).step(bench, Batch({"x": Part(None), "u": Part(views)}, {"ramp": torch.tensor(1.0)}))
+            losses.append(bench.loss.item())
+        assert losses == pytest.approx([60 / 2, math.log(1e8) / 2], rel=1e-3)
     assert step(200, kl_form="eps").loss.item() == pytest.approx(0.664845 + 1.280537, abs=2e-6), "the worked step to six digits"
 
 

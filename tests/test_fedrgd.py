@@ -289,7 +289,23 @@ def test_replicas_train_on_their_own(tmp_path):
     assert same(fed.server.model.only("statistics"), own[0]["model"].only("statistics")), "statistics are the first one's"
     assert not same(*(fed.server[name]["model/optimizer"]["momentum"] for name in ("record", "record/1")))
     row = fed.round(1)
-    assert row["clients"] == len(fed.server.active) and math.isfinite(row["loss"])
+    assert row["clients"] == len(fed.server.active) == fed.world.finished and math.isfinite(row["loss"])
+
+
+def test_replicas_are_not_clients(tmp_path):
+    """No pull on them (`prox`), and measured diversity is that of the clients and one server."""
+    keys = {"method": "fedrgd", "labels": "server", "groups": 2, "measure": ["diversity", "prior"]}
+    sent, rows = {}, {}
+    for name, more in {"pulled": {"prox": 9.0}, "free": {}, "shared": {"server_replicas": "shared"}, "groups": {"diversity_scope": "per-group"},
+                       "shared groups": {"server_replicas": "shared", "diversity_scope": "per-group"}}.items():  # fmt: skip
+        fed = federated(tmp_path / name, **{"server_replicas": "per-group"} | keys | more)
+        merge = fed.method.averager.merge
+        fed.method.averager.merge = lambda server, updates, name=name, merge=merge: (sent.update({name: updates}), merge(server, updates))
+        rows[name] = fed.round(0)
+    assert all(same(a["model"], b["model"]) == (a.client is None) for a, b in zip(sent["pulled"], sent["free"], strict=True))
+    assert len([u for u in sent["free"] if u.client is None]) == 2
+    assert rows["free"]["diversity"] == rows["shared"]["diversity"] and rows["groups"]["diversity"] == rows["shared groups"]["diversity"]
+    assert set(rows["free"]["class_accuracy_clients"]) == {str(u.client) for u in sent["free"].clients}
 
 
 def test_group_sizes():

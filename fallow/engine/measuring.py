@@ -90,8 +90,11 @@ class Measuring:
 
     # -- gradient diversity (FedRGD, 11.5) -------------------------------------------------------------------------------
     def _diversity(self, jobs: list[Job], outcomes: list[Outcome]) -> Row:
-        gradients = {job.party: g for job, g in zip(jobs, self.questions.ask(jobs, gradient)) if g is not None}
-        updates = {o.party: o.update["model"] - job.message["model"] for job, o in zip(jobs, outcomes) if o.update is not None}
+        """Of a server with replicas the first counts."""
+        pairs = [(job, outcome) for job, outcome in zip(jobs, outcomes) if job.party >= SERVER]
+        answers = self.questions.ask([job for job, _ in pairs], gradient)
+        gradients = {job.party: g for (job, _), g in zip(pairs, answers) if g is not None}
+        updates = {o.party: o.update["model"] - job.message["model"] for job, o in pairs if o.update is not None}
         left = set() if self.o.diversity_norms else diversity.norm_parameters(self.world.net().module)
         vectors = [{party: diversity.vector(v, left) for party, v in of.items()} for of in (gradients, updates)]
         found = self._per_group(*vectors) if self.o.diversity_scope == "per-group" else self._global(*vectors)

@@ -18,6 +18,8 @@ def _labelling(kind: type[Method], o: Any) -> str | None:
         return f"{how}, so labeller={o.labeller} has no place; leave labeller out"
     if o.debias and not kind.labellers:
         return f"{how}, so debias=true has no place; leave debias out"
+    if o.app_u_source == "running" and "current" not in kind.labellers:
+        return f"{how}, so app_u_source=running has no place; leave app_u_source out"
     if o.app_u_source == "running" and not (o.debias and o.labeller == "current"):
         return "app_u_source=running follows the batches that a net in training labels and debias corrects; use it with debias=true labeller=current"
     if o.debias and o.labels == "all":

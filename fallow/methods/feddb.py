@@ -58,6 +58,10 @@ class FedDB(Method):
         weights: Weights = key("uniform", "what a client weighs in the plain mean")
         server_momentum: float = key(0.5, "the server's momentum", ge=0, lt=1)
 
+    @property
+    def captured(self) -> bool:  # type: ignore[override]
+        return not self.o.full_batch_chunk                                              # every client has its own sizes
+
     @classmethod
     def refuse(cls, options: Any) -> str | None:
         if options.full_batch_chunk and options.passes == "joint":

@@ -65,7 +65,7 @@ def work(method: type[Method], o: Config, train: int, test: int, classes: int) -
     trained = float(o.active_count * _views(made, _Typical(o, False, own, unlabelled)))
     predicted = test / o.eval_every
     if at_server:
-        trained += _views(made, _Typical(o, True, at_server, 0))
+        trained += made.averager.replicas * _views(made, _Typical(o, True, at_server, 0))
     if method.begin is not Method.begin:
         predicted += o.active_count * unlabelled
     if NORM_MEANS.get(o.norm or "", o.statistics) == "static" and (o.norm or default_norm(o.model)) in ("bn", "sbn"):

@@ -48,6 +48,8 @@ class Grouping(Averager):
             return f"group_assignment=fixed with {o.active_count} of {o.clients} clients active; use slot, or let all take part"
         if o.server_replicas == "per-group" and o.labels == "server" and o.server_turn != "beside":
             return f"server_replicas=per-group, but with server_turn={o.server_turn} the server is in no group; use server_turn=beside"
+        if o.server_replicas == "per-group" and o.average_base == "trained":
+            return "average_base=trained starts from the server's model, and server_replicas=per-group has several; use one of the two"
         if o.weights == "half":
             return "weights=half has no meaning inside a group; use weights=uniform, or average=mean"
         return None

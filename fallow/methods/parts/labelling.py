@@ -47,9 +47,11 @@ def weak_logits(party: Any, shuffled: bool = False, size: int = 250) -> Tensor:
 
 
 def cuts(n: int, merge: bool, size: int = 250) -> list[int]:
-    """Sizes of inference batches; a last one of fewer than 32 may join the one before."""
-    sizes = [size] * (n // size) + ([n % size] if n % size else [])
-    return [*sizes[:-2], sizes[-2] + sizes[-1]] if merge and len(sizes) > 1 and sizes[-1] < 32 else sizes
+    """Sizes of inference batches; a rest of fewer than 32 may join the one before."""
+    whole, rest = n // size, n % size
+    if not rest:
+        return [size] * whole
+    return [size] * (whole - 1) + [size + rest] if merge and whole and rest < 32 else [size] * whole + [rest]
 
 
 # -- the labeller, hook by hook ----------------------------------------------------------------------------------------
