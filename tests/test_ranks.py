@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
     "semifl": {"method": "semifl", "labels": "server", "threshold": 0.0, "norm": "bn", "sbn": "pooled"},
     "fedloke": {"method": "fedloke", "rounds": 3, "norm": "bn", "entropy": 2.0, "active": 3},
     "beside": {"method": "fixmatch", "labels": "server", "optimizer_state": "travel", "threshold": 0.0},
-    "replicas": {"method": "fedrgd", "labels": "server", "server_replicas": "per-group", "threshold": 0.0, "active": 3},
+    "replicas": {"method": "fedrgd", "labels": "server", "server_replicas": "per-group", "threshold": 0.0, "active": 2},
 }
 SCRIPT = """
 import sys, conftest, fallow, test_ranks
