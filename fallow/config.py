@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from fallow.errors import UserError, suggest
 
@@ -35,6 +35,20 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
     """A key of the configuration: default, meaning, the paper's symbol, limits (`ge=0`, ...)."""
     return Field(default, description=meaning, json_schema_extra={"symbol": symbol} if symbol else None, **limits)
+
+
+def with_defaults(kind: type[Config], defaults: Mapping[str, Any]) -> type[Config]:
+    """The same keys, some with another default."""
+    fields: dict[str, Any] = {}
+    for name, value in defaults.items():
+        if name not in kind.model_fields:
+            raise UserError(f"there is no key {name!r} to have another default", suggest(name, list(kind.model_fields)))
+        old = kind.model_fields[name]
+        if isinstance(old.default, Section):
+            raise UserError(f"{name} is a section, whose entries cannot have other defaults", "give them in scenario_defaults")
+        limited = Annotated[(old.annotation, *old.metadata)] if old.metadata else old.annotation  # type: ignore[valid-type]
+        fields[name] = (limited, Field(value, description=old.description, json_schema_extra=old.json_schema_extra))
+    return create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **fields)
 
 
 def listed(value: Any) -> Any:

@@ -145,6 +145,29 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     assert config_hash(same) == config_hash(options) != config_hash(other)
 
 
+def test_other_defaults() -> None:
+    class Other(Example):
+        defaults = {"lr": 0.25, "mine": 7, "batch": "full"}
+
+    class Third(Other):
+        defaults = {"batch": 5, "measure": ("classes",)}
+
+        class Options(Other.Options):
+            own: int = config.key(2, "one more", ge=1)
+
+    assert (Example.Options().lr, Example.Options().mine) == (0.5, 1), "those of the class before stay"
+    o = Third.Options()
+    assert (o.lr, o.mine, o.batch, o.own, o.measure) == (0.25, 7, 5, 2, ("classes",))
+    assert ("lr", "0.25", "", "number (> 0)", "another default") in described(Third.Options)  # limits and meaning stay
+    for keys, words in (({"lr": 0}, "lr=0"), ({"own": 0}, "own=0"), ({"batch": "ful"}, "batch=ful")):
+        with pytest.raises(UserError, match=words):
+            validate(Third.Options, keys)
+    assert validate(Third.Options, {"measure": "classes,prior"}).measure == ("classes", "prior")
+    for wrong, words in (({"lrr": 1}, "there is no key 'lrr'"), ({"augment": {}}, "augment is a section")):
+        with pytest.raises(UserError, match=words):
+            type("Wrong", (Example,), {"defaults": wrong})
+
+
 def test_descriptions() -> None:
     rows = described(Example.Options)
     assert rows[0] == ("mine", "1", "mu", "whole number (>= 0)", "a key of its own")  # a method's own first

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from fallow.config import Config
+from fallow.config import Config, with_defaults
 from fallow.methods.parts.averaging import Averager
 from fallow.methods.parts.dma import DMA
 from fallow.methods.parts.grouping import Grouping
@@ -84,6 +84,7 @@ class Method:
     """FedAvg on labelled data: the hooks' defaults."""
 
     Options: TypeAlias = Config
+    defaults: dict[str, Any] = {}  # common keys that have another default here
     scenarios: frozenset[str] | set[str] = frozenset({"server", "clients", "some", "all"})
     readings: dict[str, dict[str, Any]] = {}
     labellers: frozenset[str] | set[str] = frozenset()  # values of `labeller` that it honours; none: `debias` neither
@@ -95,6 +96,10 @@ class Method:
     o: Any  # the options
     classes: int
     averager: Averager  # what the key `average` says
+
+    def __init_subclass__(cls) -> None:
+        if "defaults" in cls.__dict__:
+            setattr(cls, "Options", with_defaults(cls.Options, cls.defaults))  # noqa: B010
 
     def __init__(self, options: Config, classes: int):
         self.__dict__.update(o=options, classes=classes, averager=AVERAGERS[options.average](options))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fallow.config import Weights, key
 from fallow.methods.base import Method
 
 
@@ -16,9 +15,7 @@ class FedAvg(Method):
 
     paper = "McMahan et al., AISTATS 2017"
     labels_how = "makes no pseudo-labels"
-
-    class Options(Method.Options):
-        weights: Weights = key("labelled", "what a client weighs in the mean")
+    defaults = {"weights": "labelled"}
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:
@@ -31,6 +28,4 @@ class FedProx(FedAvg):
     """FedAvg with a pull towards the received model.  Li et al., MLSys 2020."""
 
     paper = "Li et al., MLSys 2020"
-
-    class Options(FedAvg.Options):
-        prox: float = key(0.01, "pull towards the received model", "mu", ge=0)
+    defaults = {"prox": 0.01}

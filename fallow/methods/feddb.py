@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from fallow.config import Average, Kept, Labeller, Statistics, Weights, key
+from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Update, Value
 from fallow.methods.parts.dma import mean_prediction
 from fallow.methods.parts.labelling import cuts, debiased, hard, weak_logits
@@ -29,6 +29,10 @@ class FedDB(Method):
     scenarios = {"clients", "some"}
     labellers = {"received"}
     labels_how = "labels once a round with the model it receives (Algorithm 3)"
+    defaults = {
+        "batch": "full", "labelled_as_unlabelled": True, "labeller": "received", "debias": True, "average": "dma",
+        "statistics": "batch", "optimizer_state": "keep", "weights": "uniform", "server_momentum": 0.5,
+    }  # fmt: skip
     readings = {
         "paper": {
             "dma": "paper-loop", "app_u_over": "all", "reduction": "all", "empty_mask": "full-batch", "optimizer_state": "reset",
@@ -41,9 +45,6 @@ class FedDB(Method):
         threshold: float = key(0.95, "confidence a debiased pseudo-label needs", "tau", ge=0)
         weight: float = key(1.0, "of the unlabelled loss", "lambda", ge=0)
         reduction: Reduction = key("selected", "unlabelled loss: over the accepted, or over all unlabelled samples")
-        labeller: Labeller = key("received", "who labels: the model as received")
-        debias: bool = key(True, "divide predictions by the client's mean prediction before labelling (DPL)")
-        average: Average = key("dma", "debiased averaging, or the plain mean by `weights`, or grouped")
         app_u_over: Literal["accepted", "all"] = key("accepted", "samples it is refreshed with at each step")
         app_u_order: Literal["stored", "shuffled"] = key("stored", "order in which samples make up its batches")
         app_u_batch: int = key(250, "samples per batch when it is measured over all, a BN batch each", ge=1)
@@ -51,12 +52,6 @@ class FedDB(Method):
         least_accepted: int = key(1, "a client that accepts fewer pseudo-labels trains on its labels only", ge=1)
         passes: Literal["apart", "joint"] = key("apart", "labelled and accepted samples: a BN batch each, or one for both")
         full_batch_chunk: int | None = key(None, "accepted samples per pass of a step, a BN batch each, where memory is short", ge=2)
-        batch: int | Literal["full"] = key("full", "labelled and unlabelled batch", "B")
-        labelled_as_unlabelled: bool | Literal["alias"] = key(True, "labelled samples also serve as unlabelled ones; alias: others in their place (trap T1)")
-        statistics: Statistics = key("batch", "batch norm's running statistics: who makes them")
-        optimizer_state: Kept = key("keep", "local optimiser state: new each round, kept at the client, or travelling")
-        weights: Weights = key("uniform", "what a client weighs in the plain mean")
-        server_momentum: float = key(0.5, "the server's momentum", ge=0, lt=1)
 
     @property
     def captured(self) -> bool:  # type: ignore[override]

@@ -41,6 +41,7 @@ class FedDure(MetaPseudo):
     keeps = "F-reg, a small net"
     scenarios = {"clients", "some"}
     labels_how = "labels with the net in training, and its regulators judge the labels"
+    defaults = {"batch": 10, "unlabelled_batch": "match-steps:floor", "optimizer": "adam", "lr": 5e-4}
     readings = {
         "released": {
             "loop": "meta-pseudo", "reward_sign": "new-minus-old", "lr": 6e-4, "steps": 5, "epochs": None,
@@ -62,10 +63,6 @@ class FedDure(MetaPseudo):
         freg_optimizer_state: Literal["reset", "keep"] = key("reset", "F-reg's optimiser: new each round, or kept")
         freg_lr: float | None = key(None, "F-reg's learning rate (default: lr)", "eta_w", gt=0)
         labelled_tail: Literal["keep", "wrap"] = key("keep", "last labelled batch of a pass: smaller, or filled from its start")
-        batch: int | Literal["full"] = key(10, "labelled batch", "B")
-        unlabelled_batch: int | str = key("match-steps:floor", "unlabelled batch: a count, or a mode")
-        optimizer: Literal["sgd", "adam"] = key("adam", "local optimiser")
-        lr: float = key(5e-4, "local learning rate", "eta", gt=0)
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import torch
 
-from fallow.config import Weights, key
+from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Value
 from fallow.methods.parts.losses import Divergence, cross_entropy, entropy, kl, masked_mean
 
@@ -30,6 +30,10 @@ class FedLoKe(Method):
     keeps = "personal model"
     scenarios = {"clients", "some"}
     labels_how = "has two models that label for each other"
+    defaults = {
+        "batch": 32, "unlabelled_batch": "equal", "lr": 0.01, "momentum": 0.0, "nesterov": False, "clip_value": 0.1,
+        "weights": "uniform",
+    }  # fmt: skip
     readings = {
         "paper": {
             "personal_start": "random",
@@ -57,13 +61,6 @@ class FedLoKe(Method):
         views: Literal["fedloke", "all-strong", "all-weak", "none"] = key("fedloke", "which views the nets see")
         global_pseudo_label: bool = key(True, "the global model labels for the personal one, too")
         labelling: Labelling = key("update", "BN when labelling: batch and move the running statistics, batch, running")
-        batch: int | Literal["full"] = key(32, "labelled and unlabelled batch", "B")
-        unlabelled_batch: int | str = key("equal", "unlabelled batch: equal to `batch`")
-        lr: float = key(0.01, "learning rate of both models", "eta", gt=0)
-        momentum: float = key(0.0, "of SGD; beta1 of Adam", ge=0, lt=1)
-        nesterov: bool = key(False, "Nesterov momentum")
-        clip_value: float | None = key(0.1, "largest absolute entry of a gradient", gt=0)
-        weights: Weights = key("uniform", "what a client weighs in the mean")
 
     @classmethod
     def scenario_defaults(cls, labels: str) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from fallow.config import Average, Weights, key
+from fallow.config import key
 from fallow.methods.base import Plan
-from fallow.methods.fixmatch import Empty, FixMatch
+from fallow.methods.fixmatch import FixMatch
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
 from fallow.models import default_norm
@@ -26,6 +26,10 @@ class FedRGD(FixMatch):
     paper = "Zhang et al., IEEE BigData 2021"
     sends = "model (down: its group's); with optimizer_state=travel also the optimiser's state"
     scenarios = {"server", "clients", "some", "all"}
+    defaults = {
+        "steps": 16, "epochs": None, "batch": 64, "unlabelled_batch": "equal", "weight_decay": 1e-4, "schedule": "cosine-7-16",
+        "weights": "uniform", "average": "grouped", "empty_step": "take",
+    }  # fmt: skip
     readings = {
         "paper": {
             "group_assignment": "history",
@@ -41,15 +45,6 @@ class FedRGD(FixMatch):
         )
         first_round_extra_step: bool = key(False, "T+1 steps in the first round of an epoch, as in the released code")
         epoch_samples: int = key(65536, "samples per party that make up one of those epochs", "M", ge=1)
-        empty_step: Empty = key("take", "a party without labels and nothing accepted: skip the step, or take it")
-        steps: int | Literal["match-unlabelled"] | None = key(16, "steps between two averagings", "T")
-        epochs: float | None = key(None, "passes over its data a client makes in a round, instead of `steps`", gt=0)
-        batch: int | Literal["full"] = key(64, "labelled batch", "B")
-        unlabelled_batch: int | str = key("equal", "unlabelled batch: a count, equal, ratio:N, match-steps, full")
-        weight_decay: float = key(1e-4, "on every parameter", ge=0)
-        schedule: str = key("cosine-7-16", "constant | cosine | cosine-7-16, options after commas")
-        weights: Weights = key("uniform", "what a client weighs in the mean")
-        average: Average = key("grouped", "group models and their mean (Eq. 7), one mean of all (Eq. 8), or dma")
 
         @model_validator(mode="before")
         @classmethod

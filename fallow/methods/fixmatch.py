@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fallow.config import Labeller, key
+from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Value
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
@@ -22,9 +22,9 @@ class FixMatch(Method):
     paper = "Sohn et al., NeurIPS 2020"
     scenarios = {"server", "clients", "some"}
     labellers = labelling.ALL
+    defaults = {"labeller": "current"}
 
     class Options(Method.Options):
-        labeller: Labeller = key("current", "who labels: the net in training, the model as received, or a kept average")
         threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
         weight: float = key(1.0, "of the unlabelled loss", "lambda_u", ge=0)
         reduction: Reduction = key("all", "unlabelled loss: mean over the batch, or over the accepted")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from fallow.config import Kept, Labeller, Statistics, Turn, Weights, key
+from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Value
 from fallow.methods.parts import labelling
 from fallow.methods.parts.losses import cross_entropy
@@ -25,6 +25,10 @@ class SemiFL(Method):
     sends = "parameters; down also static BN statistics"
     scenarios = {"server", "clients", "some"}
     labellers = labelling.ALL
+    defaults = {
+        "labeller": "received", "server_turn": "after", "statistics": "static", "optimizer_state": "keep",
+        "weights": "uniform", "server_momentum": 0.5,
+    }  # fmt: skip
     readings = {
         "paper": {"server_turn": "before+last", "server_momentum": 0.0, "mix_resample": "per-round", "mix_augment": "after"},
         "released": {},
@@ -36,12 +40,6 @@ class SemiFL(Method):
         mix_weight: float = key(1.0, "of the mix loss; 0: no Mixup", "lambda", ge=0)
         mix_resample: Literal["per-access", "per-round"] = key("per-access", "the mix set: drawn for every batch, or once a round")
         mix_augment: Literal["before", "after"] = key("before", "weak augmentation of each image before mixing, or of the mixture")
-        labeller: Labeller = key("received", "labels once a round from the received model or a kept average, or for every batch")
-        server_turn: Turn = key("after", "when a server with labels trains")
-        statistics: Statistics = key("static", "batch norm's running statistics: who makes them")
-        optimizer_state: Kept = key("keep", "local optimiser state: new each round, kept at the client, or travelling")
-        weights: Weights = key("uniform", "what a client weighs in the mean")
-        server_momentum: float = key(0.5, "the server's momentum", "beta_g", ge=0, lt=1)
 
     @classmethod
     def scenario_defaults(cls, labels: str) -> dict[str, Any]:
