@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fallow.data.federate import Federation, PartitionError, Spec, federate, ids_of_lists, skew, table
+from fallow.data.dealing import EMPTY
+from fallow.data.federate import Federation, Holding, PartitionError, Spec, federate, ids_of_lists, skew, table
 from fallow.data.picture import picture
 from fallow.errors import UserError
 
@@ -438,3 +439,9 @@ def test_fast_enough():
         start = time.process_time()
         federate(labels, 10, Spec(labels="clients", label_count=5000, clients=100, partition=partition))
         assert time.process_time() - start < 0.8, partition
+
+
+def test_uneven():
+    """Clients without labels do not count."""
+    held = lambda *sizes: Federation(Holding(EMPTY, EMPTY), tuple(Holding(np.arange(n), EMPTY) for n in sizes), EMPTY, (), {})
+    assert held(3, 2).uneven and not held(3, 3).uneven and not held(3, 0, 3).uneven and not held(0).uneven

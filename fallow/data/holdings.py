@@ -58,6 +58,11 @@ class Federation:
         """The largest number of unlabelled samples that a client has."""
         return max((len(client.unlabelled) for client in self.clients), default=0)
 
+    @cached_property
+    def uneven(self) -> bool:
+        """Whether clients have different numbers of labels, so that whole labelled sets are of many sizes."""
+        return len({len(client.labelled) for client in self.clients if len(client.labelled)}) > 1
+
     def counts(self, labels: Ints, classes: int) -> dict[str, Ints]:
         """[clients, classes] of both lists; samples without a known label are not counted."""
         return {

@@ -67,8 +67,8 @@ class Party:
 
     @property
     def uneven(self) -> bool:
-        """Whether clients have different numbers of labels, so that whole labelled sets are of many sizes."""
-        return len({len(c.labelled) for c in self.world.federation.clients if len(c.labelled)}) > 1
+        """Whether clients have different numbers of labels."""
+        return self.world.federation.uneven
 
     # -- the amount of work, already the server's or the client's ----------------------------------------------------
     @property
