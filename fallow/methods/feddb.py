@@ -118,10 +118,8 @@ class FedDB(Method):
             yield self.unlabelled(b, len(y) / n * cross_entropy(s.model(v), y))
 
     def logits(self, s: Any, b: Any) -> tuple[Any, Any]:
-        x, u = b.x, b.u
-        if self.o.passes == "joint":
-            return s.model.together(x.labelled, u.strong, rows=(x.rows, u.rows))
-        return (s.model(x.labelled, rows=x.rows) if x else None), s.model(u.strong, rows=u.rows)
+        join = s.model.together if self.o.passes == "joint" else s.model.apart
+        return join(b.x.labelled, b.u.strong, rows=(b.x.rows, b.u.rows))
 
     @torch.no_grad()
     def refresh(self, s: Any, b: Any) -> None:
