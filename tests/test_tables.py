@@ -223,18 +223,24 @@ def test_thinned_metrics_keep_first_best_and_last(ran, tmp_path):
     source = next(out.rglob("seed-0"))
     run = tmp_path / "run"
     run.mkdir()
-    for rounds, kept in ((200, 200), (201, 200), (1000, 200)):
-        best = rounds - 3
+    for rounds, every, tested in ((200, 1, 200), (201, 1, 200), (1000, 1, 200), (600, 5, 120), (2000, 5, 199)):
+        best = rounds - 3 if every == 1 else rounds - 10
         (run / "config.yaml").write_bytes((source / "config.yaml").read_bytes())
         (run / "metrics.jsonl").write_text(
-            "".join(json.dumps({"round": r, "accuracy": 0.5 + 0.1 * (r == best)}) + "\n" for r in range(1, rounds + 1))
+            "".join(
+                json.dumps({"round": r, "accuracy": None if r % every else 0.5 + 0.1 * (r == best)}) + "\n"
+                for r in range(1, rounds + 1)
+            )
         )
         (run / "summary.json").write_text(
             json.dumps({"status": "finished", "last": 0.5, "best": 0.6, "best_round": best})
         )
         target = thin(run, tmp_path / "thin")
-        found = [json.loads(line)["round"] for line in (target / "metrics.jsonl").read_text().splitlines()]
-        assert len(found) in (kept, kept - 1) and {1, best, rounds} <= set(found) and found == sorted(set(found))
+        rows = [json.loads(line) for line in (target / "metrics.jsonl").read_text().splitlines()]
+        found = [r["round"] for r in rows]
+        assert len(found) == 200 and {1, best, rounds} <= set(found) and found == sorted(set(found))
+        assert sum(r["accuracy"] is not None for r in rows) == tested
+        assert max(b - a for a, b in zip(found, found[1:])) <= 2 * -(-rounds // 200)
         assert (target / "summary.json").read_text() == (run / "summary.json").read_text()
     (run / "summary.json").unlink()
     with pytest.raises(UserError, match="has not ended"):

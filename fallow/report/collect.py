@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from fallow import disk
 from fallow.errors import UserError
@@ -16,7 +17,8 @@ ROWS = 200  # of metrics that are kept at most
 def thin(run_folder: str | Path, target: str | Path) -> Path:
     """Copies what a result needs: config.yaml (without the machine's data folder), metrics.jsonl, summary.json.
 
-    Of more than 200 rounds the metrics of 200 evenly spaced ones stay, first, best and last among them.
+    Of more than 200 rounds the metrics of 200 stay: evaluated ones before others, evenly spaced, first, best and last
+    among them.
     """
     folder, target = RunFolder.existing(Path(run_folder)), Path(target)
     if not folder.summary.is_file():
@@ -25,7 +27,7 @@ def thin(run_folder: str | Path, target: str | Path) -> Path:
     best = json.loads(summary).get("best_round")
     rows = folder.rows()
     if len(rows) > ROWS:
-        rows = [rows[i] for i in _kept(len(rows), next((i for i, r in enumerate(rows) if r["round"] == best), 0))]
+        rows = _kept(rows, best)
     with disk.told(target):
         target.mkdir(parents=True, exist_ok=True)
     disk.write(target / "config.yaml", re.sub(r"(?m)^data_dir: .*$", "data_dir: null", folder.config.read_text()))
@@ -34,7 +36,16 @@ def thin(run_folder: str | Path, target: str | Path) -> Path:
     return target
 
 
-def _kept(count: int, best: int) -> list[int]:
-    """Which of so many rows stay."""
-    spaced = {round(i * (count - 1) / (ROWS - 2)) for i in range(ROWS - 1)}
-    return sorted(spaced | {best})
+def _kept(rows: list[dict[str, Any]], best: int | None) -> list[dict[str, Any]]:
+    ends = {i for i, r in enumerate(rows) if r["round"] == best} | {0, len(rows) - 1}
+    tested = [i for i, r in enumerate(rows) if i not in ends and r.get("accuracy") is not None]
+    others = [i for i in range(len(rows)) if i not in ends and rows[i].get("accuracy") is None]
+    kept = ends | set(_spaced(tested, ROWS - len(ends)))
+    return [rows[i] for i in sorted(kept | set(_spaced(others, ROWS - len(kept))))]
+
+
+def _spaced(places: list[int], count: int) -> list[int]:
+    """At most so many of these places, evenly spaced."""
+    if len(places) <= count:
+        return places
+    return [places[(2 * k + 1) * len(places) // (2 * count)] for k in range(count)]
