@@ -80,6 +80,8 @@ class Config(Section):
     method: str = key("fixmatch", "the method: a name, or FILE.py:Class")
     reading: Reading = key("recommended", "which side to take where paper and authors' code disagree")
     seed: int = key(0, "every random draw follows from it", ge=0)
+    split_seed: int | None = key(None, "of the split and the choice of labels alone (default: seed)", ge=0)
+    active_seed: int | None = key(None, "of which clients take part in each round alone (default: seed)", ge=0)
 
     data: str = key("digits", "the data set, or folder:PATH, csv:PATH, numpy:PATH")
     data_dir: str | None = key(None, "where the data sets lie (default: FALLOW_DATA, else ~/.cache/fallow)")

@@ -29,7 +29,7 @@ from fallow.methods.fixmatch import annealed
 from fallow.methods.parts import losses
 from fallow.methods.parts.averaging import mean
 from fallow.methods.state import State
-from fallow.runs import Run
+from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 from fallow.runs.settings import resolve
 
@@ -501,3 +501,26 @@ def test_worlds_are_alike(tmp_path: Path) -> None:
     third = set_up(tmp_path, method="fedavg", seed=1).world.initial()
     assert not torch.equal(one.initial().groups["parameters"], third.groups["parameters"])
     assert find("fedprox").Options.model_fields["prox"].default == 0.01
+
+
+# -- seeds of a part of the draws --------------------------------------------------------------------------------------
+def test_split_and_clients_can_have_seeds_of_their_own(tmp_path: Path) -> None:
+    """FedDure's released code has one split and one sequence of clients in all its runs (14.7, trap 9)."""
+
+    def drawn(**keys: Any) -> tuple[str, list[list[int]], float]:
+        small = {"data": "digits", "partition": "dirichlet-equal:0.5", "labels": "clients", "label_count": 100, "active": 3, "clients": 9}
+        method, options, source, federation = prepare(None, small | {"device": "cpu", "rounds": 4} | keys, None)
+        path = tmp_path / str(len(list(tmp_path.iterdir())))
+        path.mkdir()
+        f = Run(RunFolder(path), method, options, source, federation).federated
+        actives = []
+        for number in range(4):
+            f.server.draw(number)
+            actives.append(f.server.active)
+        return federation.fingerprint, actives, float(f.server.model.groups["parameters"].sum())
+
+    zero, three = drawn(seed=0), drawn(seed=3)
+    assert all(a != b for a, b in zip(zero, three))
+    assert drawn(seed=0, split_seed=3) == (three[0], zero[1], zero[2])
+    assert drawn(seed=0, active_seed=3) == (zero[0], three[1], zero[2])
+    assert drawn(seed=3, split_seed=0, active_seed=0) == (zero[0], zero[1], three[2])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -240,7 +241,7 @@ def test_thinned_metrics_keep_first_best_and_last(ran, tmp_path):
         found = [r["round"] for r in rows]
         assert len(found) == 200 and {1, best, rounds} <= set(found) and found == sorted(set(found))
         assert sum(r["accuracy"] is not None for r in rows) == tested
-        assert max(b - a for a, b in zip(found, found[1:])) <= 2 * -(-rounds // 200)
+        assert max(b - a for a, b in pairwise(found)) <= 2 * -(-rounds // 200)
         assert (target / "summary.json").read_text() == (run / "summary.json").read_text()
     (run / "summary.json").unlink()
     with pytest.raises(UserError, match="has not ended"):
