@@ -9,7 +9,10 @@ One model over many clients, when almost none of the data has labels.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # queues to a GPU; of its 8, slots' streams would share some
 
 __version__ = "0.1.0"
 __all__ = ["Method", "Net", "Plan", "Result", "Update", "UserError", "Value", "key", "load", "resume", "run"]

@@ -137,7 +137,7 @@ def split(
     _print_table([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for name, value in summary.items():
         console.print(f"{name.replace('_', ' ')}: {escape(str(value))}", soft_wrap=True)
-    where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed}.png")
+    where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed_of('split')}.png")
     with disk.told(where, "make its folder first, or choose another with --picture"):
         draw(federation, labels, classes, where, class_names=source.classes)
     console.print(f"picture: {where}")

@@ -199,6 +199,10 @@ class Config(Section):
             raise ValueError("labels are counted in more than one way; give one of label_count, label_ratio and label_per_class")
         return self
 
+    def seed_of(self, part: Literal["split", "active"]) -> int:
+        own = self.split_seed if part == "split" else self.active_seed
+        return self.seed if own is None else own
+
     @property
     def active_count(self) -> int:
         """How many clients take part in a round (a share is rounded up)."""

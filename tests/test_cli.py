@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +116,18 @@ def test_compare(fallow_cli: Any) -> None:
 
 
 def test_importing_fallow_is_light() -> None:
-    import subprocess
-    import sys
-
     code = "import fallow, sys; print([m for m in ('torch', 'pydantic', 'typer', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fallow.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("own", [None, "4"])
+def test_importing_fallow_asks_for_queues_to_a_gpu(own: str | None) -> None:
+    name = "CUDA_DEVICE_MAX_CONNECTIONS"
+    env = {k: v for k, v in os.environ.items() if k != name} | ({name: own} if own else {})
+    code = f"import fallow, os; print(os.environ[{name!r}])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env).stdout.strip() == (own or "32")
 
 
 def test_the_bar_counts_clients(tmp_path: Path) -> None:

@@ -43,8 +43,7 @@ class Server:
         """This round's clients, in the order drawn: the first of a permutation of all."""
         self.round = round
         o = self.options
-        seed = o.seed if o.active_seed is None else o.active_seed
-        self.active = draws.first(draws.key(seed, "active", round), o.clients, o.active_count).tolist()
+        self.active = draws.first(draws.key(o.seed_of("active"), "active", round), o.clients, o.active_count).tolist()
 
     def rng(self, stream: str) -> np.random.Generator:
         return draws.rng(self.world.key("server", self.round, stream))

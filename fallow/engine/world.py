@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from contextlib import AbstractContextManager
 from typing import Any
@@ -27,7 +26,6 @@ NORM_MEANS = {"bn-batch": "batch", "sbn": "static"}
 
 
 def device_of(name: str) -> torch.device:
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # of 8 by default, which ten slots' streams would share
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

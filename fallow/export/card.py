@@ -139,7 +139,7 @@ def _training(result: Result) -> str:
         ("model", f"`{o.model}`, {_norm(o)}"),
         ("rounds", f"{s['rounds']} of {o.rounds} ({s['status']})"),
         ("local work", f"{f'{o.steps} steps' if o.steps else f'{o.epochs:g} epochs'}, batch {o.batch}, {o.optimizer}, lr {o.lr:g}, schedule `{o.schedule}`"),
-        ("seed", str(o.seed)),
+        ("seed", str(o.seed) + "".join(f", {k}={v}" for k in ("split_seed", "active_seed") if (v := getattr(o, k)) is not None)),
         ("device", f"{s['device']}, torch {s['versions']['torch']}"),
     ]  # fmt: skip
     return "## Training\n\n| | |\n|---|---|\n" + "\n".join(f"| {a} | {b} |" for a, b in rows)

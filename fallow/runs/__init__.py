@@ -243,8 +243,7 @@ def load_source(options: Config, source: Source | None = None, download: bool = 
 
 
 def make_federation(options: Config, source: Source) -> Federation:
-    seed = options.seed if options.split_seed is None else options.split_seed
-    spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__} | {"seed": seed})
+    spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__} | {"seed": options.seed_of("split")})
     return federate(source.train.labels.numpy(), len(source.classes), spec, source.train.clients)
 
 
