@@ -96,6 +96,11 @@ def test_split(fallow_cli: Any) -> None:
     assert not list(Path("runs").glob("split*"))
 
 
+def test_a_splits_picture_has_the_splits_seed(fallow_cli: Any) -> None:
+    assert fallow_cli("split", *WORDS, "partition=iid").out.splitlines()[-1] == "picture: split-iid-seed0.png"
+    assert fallow_cli("split", *WORDS, "partition=iid", "split_seed=3").out.splitlines()[-1] == "picture: split-iid-seed3.png"
+
+
 def test_split_to_a_place_that_is_not_there(fallow_cli: Any) -> None:
     told = fallow_cli("split", *WORDS, "--picture", "no/p.png")
     assert told.sentence == "no/p.png cannot be written (No such file or directory); make its folder first, or choose another with --picture."
