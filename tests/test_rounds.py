@@ -17,9 +17,11 @@ from fallow.config import Config
 from fallow.data.federate import Federation, Holding
 from fallow.data.readers.parts import Split
 from fallow.data.sources import Source
+from fallow.engine import replay
 from fallow.engine.feed import Batch, Part
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.party import SERVER, Outcome
+from fallow.engine.replay import Replayed
 from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
@@ -524,3 +526,35 @@ def test_split_and_clients_can_have_seeds_of_their_own(tmp_path: Path) -> None:
     assert drawn(seed=0, split_seed=3) == (three[0], zero[1], zero[2])
     assert drawn(seed=0, active_seed=3) == (zero[0], three[1], zero[2])
     assert drawn(seed=3, split_seed=0, active_seed=0) == (zero[0], zero[1], three[2])
+
+# -- captured inference --------------------------------------------------------------------------------------------------
+class OnDevice:
+    """Looks like a tensor on CUDA as far as `Replayed` asks."""
+
+    is_cuda, dtype = True, torch.float32
+
+    def __init__(self, rows: int):
+        self.shape = (rows, 1)
+
+    def copy_(self, other: Any) -> None: ...
+
+
+def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(self: Any, x: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(Replayed, "_capture", refuses)
+    call = Replayed(lambda x: x.shape[0])
+    assert [call(OnDevice(7)) for _ in range(5)] == [7] * 5
+
+
+def test_only_recurring_shapes_are_captured_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def replay(self) -> None: ...
+
+    monkeypatch.setattr(Replayed, "_capture", lambda self, x: (Graph(), x, f"captured {x.shape[0]}"))
+    call = Replayed(lambda x: f"called {x.shape[0]}")
+    assert [call(OnDevice(7)) for _ in range(4)] == ["called 7", "called 7", "captured 7", "captured 7"]
+    found = [[call(OnDevice(rows)) for _ in range(4)][-1] for rows in range(20, 40)]
+    assert sum(text.startswith("captured") for text in found) == replay.MOST - 1
+    assert call(OnDevice(7)) == "captured 7" and call(OnDevice(39)) == "called 39"

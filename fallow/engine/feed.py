@@ -74,6 +74,10 @@ class Step:
     numbers: dict[str, Tensor] = field(default_factory=dict)
     _batch: Batch | None = None
 
+    @property
+    def images(self) -> int:
+        return sum(len(t) for t in self.tensors.values() if t.dim() == 4)
+
     def read(self) -> list[tuple[str, str]]:
         """Which tensors the step's function has looked at."""
         parts = self._batch._parts if self._batch else {}

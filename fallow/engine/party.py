@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,12 +122,13 @@ class Party:
             net = self.slot.scratch(net)
         if stats == "running" and net.modes.known and self.world.device.type == "cuda":
             batch = max(batch, LARGE)
+        call = net.replayed(stats) if self.slot.captures and stats == "running" else partial(net, stats=stats)
         key = self.key("predict", view, self._predictions)
         out = []
         for start in range(0, len(samples), batch):
             rows = samples.rows[start : start + batch]
             keys = torch.from_numpy(draws.host_bits(key, np.arange(start, start + len(rows))))
-            out.append(net(self.world.view(view, rows, keys), stats=stats))
+            out.append(call(self.world.view(view, rows, keys)).clone())
         return torch.cat(out) if out else torch.zeros(0, self.world.classes, device=self.world.device)
 
     def judge(self, samples: Samples, label: Tensor, sure: Tensor | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Inference on CUDA: a function of one tensor, captured per shape and replayed; elsewhere just called."""
+"""Inference on CUDA: a function of one tensor, captured per recurring shape and replayed; elsewhere just called."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+MOST = 8  # shapes that are captured
+
 
 class Replayed:
-    """Calls `function(x)`. On CUDA a shape's third call is captured; the result lies in a buffer until the next call."""
+    """Calls `function(x)`. On CUDA a shape's third call is captured; the result lies in a buffer until the next call.
+
+    What cannot be captured is called as it is.
+    """
 
     def __init__(self, function: Callable[[Tensor], Tensor], enabled: bool = True):
         self.function, self.enabled = function, enabled
@@ -29,9 +34,14 @@ class Replayed:
             graph.replay()
             return out
         self._uses[shape] = self._uses.get(shape, 0) + 1
-        if self._uses[shape] < 3:
+        if self._uses[shape] < 3 or len(self._graphs) == MOST:
             return self.function(x)
-        self._graphs[shape] = self._capture(x)
+        try:
+            self._graphs[shape] = self._capture(x)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:
+            self.enabled = False
         return self(x)
 
     def _capture(self, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:

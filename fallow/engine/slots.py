@@ -26,6 +26,7 @@ CAPTURE_AT = 3  # uses of a signature in a slot
 MOST_GRAPHS = 24  # kept per slot
 MOST_SLOTS = 32
 AHEAD = 8  # steps of the parties at work for each party that is let in: preparing one takes the host that long
+PLENTY = 1000  # fewer steps of so many images will do; further ones would fill the stream's queue, and the host wait for it
 
 
 @dataclass
@@ -52,6 +53,7 @@ class CapturedSlot:
         self.stream = torch.cuda.Stream()
         self.slot = Slot(world)
         self.capture, self.say = capture, say
+        self.slot.captures = world.options.capture
         self.graphs: OrderedDict[Any, Graph] = OrderedDict()
         self.uses: dict[Any, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
@@ -131,6 +133,7 @@ class Slots:
         self.world, self.say = world, say
         self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
         self.slots: list[CapturedSlot] = []
+        self.ahead = AHEAD
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         while True:
@@ -169,7 +172,7 @@ class Slots:
                 position, job = queue.popleft()
                 slot = free.pop()
                 working.append(Working(position, slot, work(self.world, slot.slot, job)))
-            for _ in range(AHEAD if queue and free else 1):
+            for _ in range(self.ahead if queue and free else 1):
                 for w in list(working):
                     with torch.cuda.stream(w.slot.stream):
                         done = self._advance(w)
@@ -194,6 +197,7 @@ class Slots:
             return True
         if isinstance(item, Step):
             w.slot.make(item)
+            self.ahead = min(AHEAD, max(1, PLENTY // max(1, item.images)))
         else:
             w.waiting = item
         return False
