@@ -76,6 +76,7 @@ class Step:
 
     @property
     def images(self) -> int:
+        """How many images its views have together."""
         return sum(len(t) for t in self.tensors.values() if t.dim() == 4)
 
     def read(self) -> list[tuple[str, str]]:

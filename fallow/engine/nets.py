@@ -98,10 +98,10 @@ class NetHandle:
             z = self.module(x) if used is None else torch.func.functional_call(self.module, used, (x,))
         return z.float()
 
-    def replayed(self, stats: str, part: int | None = None) -> Replayed:
+    def replayed(self, stats: str, part: int | None = None, pool: Any = None, most: int | None = None) -> Replayed:
         """This net as a function of images alone, captured on CUDA; for inference, without gradients.
 
-        With `part`, so many images are a batch of their own for batch norm.
+        With `part`, so many images are a batch of their own for batch norm; `pool` and `most` as the first caller has them.
         """
         if (stats, part) not in self._replayed:
 
@@ -111,7 +111,7 @@ class NetHandle:
                 sizes = part and tuple(min(part, len(x) - start) for start in range(0, len(x), part))
                 return self(x, stats=stats, parts=sizes or None)
 
-            self._replayed[stats, part] = Replayed(call)
+            self._replayed[stats, part] = Replayed(call, pool, most)
         return self._replayed[stats, part]
 
     def together(self, *parts: Tensor | None, stats: str = "update", rows: Rows = ()) -> list[Tensor | None]:

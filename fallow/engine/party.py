@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from fallow.methods.state import State
 
 SERVER = -1  # its further replicas: -2, -3, ...
 LARGE = 2500  # images per inference batch on CUDA, where batches do not enter the result
+SHAPES = 8  # of predictions that a slot captures
 
 
 @dataclass
@@ -122,13 +123,15 @@ class Party:
             net = self.slot.scratch(net)
         if stats == "running" and net.modes.known and self.world.device.type == "cuda":
             batch = max(batch, LARGE)
-        call = net.replayed(stats) if self.slot.captures and stats == "running" else partial(net, stats=stats)
+        call: Callable[[Tensor], Tensor] = partial(net, stats=stats)
+        if self.slot.pool is not None and stats == "running":
+            call = net.replayed(stats, pool=self.slot.pool, most=SHAPES)
         key = self.key("predict", view, self._predictions)
         out = []
         for start in range(0, len(samples), batch):
             rows = samples.rows[start : start + batch]
             keys = torch.from_numpy(draws.host_bits(key, np.arange(start, start + len(rows))))
-            out.append(call(self.world.view(view, rows, keys)).clone())
+            out.append(call(self.world.view(view, rows, keys)).clone())  # a replay's result lasts until the next one
         return torch.cat(out) if out else torch.zeros(0, self.world.classes, device=self.world.device)
 
     def judge(self, samples: Samples, label: Tensor, sure: Tensor | None = None) -> None:

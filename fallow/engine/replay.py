@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-MOST = 8  # shapes that are captured
+log = logging.getLogger(__name__)
 
 
 class Replayed:
-    """Calls `function(x)`. On CUDA a shape's third call is captured; the result lies in a buffer until the next call.
+    """Calls `function(x)`. On CUDA a shape's third call is captured; what cannot be captured is called as it is.
 
-    What cannot be captured is called as it is.
+    The result lies in a buffer until the next replay of a graph of the same `pool` (by default its own graphs only).
+    At most `most` shapes are captured.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], enabled: bool = True):
-        self.function, self.enabled = function, enabled
+    def __init__(self, function: Callable[[Tensor], Tensor], pool: Any = None, most: int | None = None):
+        self.function, self.pool, self.most = function, pool, most
+        self.enabled = True
         self._uses: dict[Any, int] = {}
         self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self._stream: Any = None
@@ -34,26 +37,30 @@ class Replayed:
             graph.replay()
             return out
         self._uses[shape] = self._uses.get(shape, 0) + 1
-        if self._uses[shape] < 3 or len(self._graphs) == MOST:
+        if self._uses[shape] < 3 or len(self._graphs) == self.most:
             return self.function(x)
         try:
             self._graphs[shape] = self._capture(x)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:
+        except RuntimeError as e:
             self.enabled = False
+            self._graphs.clear()
+            log.warning("inference cannot be captured (%s); going on eagerly, which is slower", str(e).splitlines()[0])
         return self(x)
 
     def _capture(self, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        """On the current stream, or on an own one in place of the default, which cannot be captured."""
         source = x.clone(memory_format=torch.preserve_format)
-        self._stream = self._stream or torch.cuda.Stream()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        stream = torch.cuda.current_stream()
+        if stream == torch.cuda.default_stream():
+            stream = self._stream = self._stream or torch.cuda.Stream()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
         gc.disable()
         try:
-            with torch.cuda.stream(self._stream):
-                graph.capture_begin(capture_error_mode="thread_local")
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
                 try:
                     out = self.function(source)
                 finally:

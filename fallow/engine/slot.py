@@ -25,7 +25,7 @@ class Slot:
 
     def __init__(self, world: World):
         self.world, self.o = world, world.options
-        self.captures = False  # whether predictions may be captured, as steps are
+        self.pool: Any = None  # memory of captured graphs, where steps and predictions are captured
         self.nets: dict[str, NetHandle] = {}
         self.values: dict[str, Tensor] = {}
         self.optimizers: dict[str, Optimizer] = {}

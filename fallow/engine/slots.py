@@ -26,7 +26,7 @@ CAPTURE_AT = 3  # uses of a signature in a slot
 MOST_GRAPHS = 24  # kept per slot
 MOST_SLOTS = 32
 AHEAD = 8  # steps of the parties at work for each party that is let in: preparing one takes the host that long
-PLENTY = 1000  # fewer steps of so many images will do; further ones would fill the stream's queue, and the host wait for it
+PLENTY = 1000  # images in these steps at most: larger ones keep the device busy longer, and many would fill a stream's queue
 
 
 @dataclass
@@ -53,10 +53,10 @@ class CapturedSlot:
         self.stream = torch.cuda.Stream()
         self.slot = Slot(world)
         self.capture, self.say = capture, say
-        self.slot.captures = world.options.capture
         self.graphs: OrderedDict[Any, Graph] = OrderedDict()
         self.uses: dict[Any, int] = {}
         self.pool = torch.cuda.graph_pool_handle()
+        self.slot.pool = self.pool if capture else None
         self.world = world
 
     def make(self, step: Step) -> None:
@@ -123,7 +123,13 @@ class Working:
     slot: CapturedSlot
     steps: Iterator[Any]
     waiting: torch.cuda.Event | None = None
+    images: int = 0  # of its last step
     outcome: Outcome | None = field(default=None)
+
+
+def ahead(images: int) -> int:
+    """How many steps, if of so many images, parties make before the next one is let in."""
+    return min(AHEAD, max(1, PLENTY // max(1, images)))
 
 
 class Slots:
@@ -133,7 +139,6 @@ class Slots:
         self.world, self.say = world, say
         self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
         self.slots: list[CapturedSlot] = []
-        self.ahead = AHEAD
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         while True:
@@ -172,7 +177,9 @@ class Slots:
                 position, job = queue.popleft()
                 slot = free.pop()
                 working.append(Working(position, slot, work(self.world, slot.slot, job)))
-            for _ in range(self.ahead if queue and free else 1):
+            turns = 0
+            while turns < (ahead(max(w.images for w in working)) if queue and free and working else 1):
+                turns += 1
                 for w in list(working):
                     with torch.cuda.stream(w.slot.stream):
                         done = self._advance(w)
@@ -197,7 +204,7 @@ class Slots:
             return True
         if isinstance(item, Step):
             w.slot.make(item)
-            self.ahead = min(AHEAD, max(1, PLENTY // max(1, item.images)))
+            w.images = item.images
         else:
             w.waiting = item
         return False
