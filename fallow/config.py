@@ -165,7 +165,7 @@ class Config(Section):
     device: str = key("auto", "cpu, cuda, cuda:N, or auto")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = key("auto", "auto: bf16 on CUDA, fp32 on CPU")
     slots: int | Literal["auto"] = key("auto", "parties that train at once")
-    capture: bool = key(True, "replay captured steps on CUDA")
+    capture: bool = key(True, "replay captured steps and predictions on CUDA")
     fused: bool = key(True, "norm and ReLU in one kernel on CUDA; false: torch's own")
     deterministic: bool = key(False, "exactly repeatable on CUDA (CPU always is)")
     keep_memory: float = key(4.0, "GiB of memory for what clients keep; the rest goes to disk", ge=0)

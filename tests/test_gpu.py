@@ -75,6 +75,24 @@ def test_slots_equal_eager_in_other_readings(method: str, keys: dict[str, Any], 
     assert same(run(tmp_path, method, capture=False, **exact)[0], run(tmp_path, method, slots=8, **exact)[0])
 
 
+@pytest.mark.parametrize(("method", "keys"), [
+    ("semifl", {"labels": "server"}),
+    ("feddb", {"batch": "full", "app_u_batch": 16}),
+])  # fmt: skip
+def test_captured_predictions_equal_eager_ones(
+    method: str, keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In several batches each, so that a replay follows while the last one's answer is needed; and in many slots."""
+    monkeypatch.setattr("fallow.engine.party.LARGE", 16)
+    exact = {"deterministic": True, "precision": "fp32", "clients": 24, "active": 20, "rounds": 5, "label_count": 120} | keys
+    eager, _ = run(tmp_path, method, capture=False, **exact)
+    for slots in (2, 20):
+        captured, at_work = run(tmp_path, method, slots=slots, **exact)
+        assert same(eager, captured)
+        made = [r for s in at_work.federated.executor.slots for n in s.slot.nets.values() for r in n._replayed.values()]
+        assert any(r._graphs for r in made)
+
+
 @pytest.mark.parametrize("method", REGISTERED)
 def test_bf16_slots_learn_alike(method: str, tmp_path: Path) -> None:
     exact = {"deterministic": True, "precision": "bf16"}
