@@ -24,8 +24,9 @@ from fallow import runs
 from fallow.engine.eager import Eager, spread
 from fallow.engine.feed import Step
 from fallow.engine.party import Job, run_step, work
+from fallow.engine.replay import CAPTURE_AT
 from fallow.engine.slot import Slot
-from fallow.engine.slots import CAPTURE_AT, CapturedSlot
+from fallow.engine.slots import CapturedSlot
 from fallow.engine.world import World
 
 CASES = {
@@ -91,9 +92,9 @@ def measure(model: str, clients: int, batch: int, device: str, repeats: int) -> 
 def on_cuda(world: World, bound_world: World, plain_world: World, repeats: int) -> dict[str, float | None]:
     clients = world.options.clients
     plain = [(slot := Slot(plain_world), first_step(plain_world, slot, c)) for c in range(clients)]
-    slots = [CapturedSlot(world, capture=True) for _ in range(clients)]
+    slots = [CapturedSlot(world) for _ in range(clients)]
     steps = [first_step(world, s.slot, c) for c, s in enumerate(slots)]
-    whole = CapturedSlot(bound_world, capture=True)
+    whole = CapturedSlot(bound_world)
     one = first_step(bound_world, whole.slot, 0)
     torch.cuda.synchronize()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from fallow import runs
 from fallow.data.sources import Source, Split
+from fallow.engine.replay import Pool
 from fallow.engine.slots import Slots
 from fallow.methods import REGISTERED, find
 from fallow.runs.folder import RunFolder
@@ -75,22 +77,71 @@ def test_slots_equal_eager_in_other_readings(method: str, keys: dict[str, Any], 
     assert same(run(tmp_path, method, capture=False, **exact)[0], run(tmp_path, method, slots=8, **exact)[0])
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("method", "keys"), [
     ("semifl", {"labels": "server"}),
     ("feddb", {"batch": "full", "app_u_batch": 16}),
+    ("fixmatch", {"labeller": "local-ema", "average": "dma"}),
 ])  # fmt: skip
 def test_captured_predictions_equal_eager_ones(
-    method: str, keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, keys: dict[str, Any], precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In several batches each, so that a replay follows while the last one's answer is needed; and in many slots."""
     monkeypatch.setattr("fallow.engine.party.LARGE", 16)
-    exact = {"deterministic": True, "precision": "fp32", "clients": 24, "active": 20, "rounds": 5, "label_count": 120} | keys
+    exact = {"deterministic": True, "precision": precision, "clients": 24, "active": 20, "rounds": 5, "label_count": 120} | keys
     eager, _ = run(tmp_path, method, capture=False, **exact)
     for slots in (2, 20):
         captured, at_work = run(tmp_path, method, slots=slots, **exact)
         assert same(eager, captured)
-        made = [r for s in at_work.federated.executor.slots for n in s.slot.nets.values() for r in n._replayed.values()]
-        assert any(r._graphs for r in made)
+        slots_made = [s.slot for s in at_work.federated.executor.slots]
+        nets = [n for s in slots_made for n in [*s.nets.values(), s._scratch] if n is not None]
+        assert any(r._graphs for n in nets for r in n._replayed.values())
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+def test_a_spoilt_capture_leaves_the_device_as_it_was() -> None:
+    pool, x = Pool(), torch.ones(4, device="cuda")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(2):
+            with pytest.raises(RuntimeError), pool.capturing(torch.cuda.CUDAGraph()):
+                x.sum().item()
+        graph = torch.cuda.CUDAGraph()
+        with pool.capturing(graph):
+            y = x + 1
+        graph.replay()
+    torch.cuda.synchronize()
+    assert y.tolist() == [2.0] * 4
+    torch.cuda.empty_cache()  # refused while a capture is held to be under way
+
+
+def test_out_of_memory_halves_the_slots(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of a device that torch may use only a part of, which `slots=auto` cannot know."""
+    keys: dict[str, Any] = {"model": "wrn-28-2", "clients": 8, "active": 8, "deterministic": True, "precision": "fp32", "batch": 40}
+
+    def used(slots: int, part: float = 1.0) -> tuple[dict[str, torch.Tensor], int]:
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.set_per_process_memory_fraction(part)
+        try:
+            return run(tmp_path, "fixmatch", slots=slots, **keys)[0], torch.cuda.max_memory_reserved()
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+    (one, least), (many, most) = used(1), used(8)
+    assert same(one, many) and most > 1.5 * least
+    caplog.clear()
+    tight, _ = used(8, (least + most) / 2 / torch.cuda.get_device_properties(0).total_memory)
+    assert same(one, tight)
+    assert caplog.messages and all(m.startswith("the device is out of memory with ") for m in caplog.messages)
+
+
+def test_compiled_slots_learn_alike(tmp_path: Path) -> None:
+    keys = {"precision": "fp32", "rounds": 4}
+    plain, _ = run(tmp_path, "fixmatch", **keys)
+    compiled, at_work = run(tmp_path, "fixmatch", compile=True, **keys)
+    assert any(s.graphs for s in at_work.federated.executor.slots)
+    torch.testing.assert_close(compiled["parameters"], plain["parameters"], rtol=1e-2, atol=2e-3)
 
 
 @pytest.mark.parametrize("method", REGISTERED)

@@ -126,11 +126,11 @@ def test_resumed_is_run_through(name: str, labels: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_two_slots_are_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "cores", lambda: 2)
+def test_ten_slots_are_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "cores", lambda: 10)
     monkeypatch.setattr(eager, "_pool", None)
     for labels in sorted(find(name).scenarios)[:2]:
-        same(fallow.run(out=tmp_path, **settings(name, labels, slots=2)).path, reference(name, labels))
+        same(fallow.run(out=tmp_path, **settings(name, labels, slots=10)).path, reference(name, labels))
 
 
 def test_fewer_slots_than_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

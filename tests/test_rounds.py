@@ -17,13 +17,11 @@ from fallow.config import Config
 from fallow.data.federate import Federation, Holding
 from fallow.data.readers.parts import Split
 from fallow.data.sources import Source
-from fallow.engine.feed import Batch, Part, Step
+from fallow.engine.feed import Batch, Part
 from fallow.engine.optim import Optimizer, clip_
-from fallow.engine.party import SERVER, Job, Outcome, Party
-from fallow.engine.replay import Replayed
+from fallow.engine.party import SERVER, Outcome
 from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
-from fallow.engine.slots import ahead
 from fallow.engine.world import World
 from fallow.methods import find
 from fallow.methods.base import Update
@@ -526,77 +524,3 @@ def test_split_and_clients_can_have_seeds_of_their_own(tmp_path: Path) -> None:
     assert drawn(seed=0, split_seed=3) == (three[0], zero[1], zero[2])
     assert drawn(seed=0, active_seed=3) == (zero[0], three[1], zero[2])
     assert drawn(seed=3, split_seed=0, active_seed=0) == (zero[0], zero[1], three[2])
-
-# -- captured inference --------------------------------------------------------------------------------------------------
-class OnDevice:
-    """Looks like a tensor on CUDA as far as `Replayed` asks."""
-
-    is_cuda, dtype = True, torch.float32
-
-    def __init__(self, rows: int):
-        self.shape = (rows, 1)
-
-    def copy_(self, other: Any) -> None: ...
-
-
-class Graph:
-    def replay(self) -> None: ...
-
-
-def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    tries: list[int] = []
-
-    def capture(self: Any, x: Any) -> Any:
-        tries.append(x.shape[0])
-        if x.shape[0] == 7:
-            raise RuntimeError("operation not permitted when stream is capturing\nand more")
-        return Graph(), x, "captured"
-
-    monkeypatch.setattr(Replayed, "_capture", capture)
-    call = Replayed(lambda x: x.shape[0])
-    assert [call(OnDevice(5)) for _ in range(3)] == [5, 5, "captured"]
-    assert [call(OnDevice(7)) for _ in range(5)] == [7] * 5 and call(OnDevice(5)) == 5
-    assert tries == [5, 7] and not call._graphs
-    assert caplog.messages == [
-        "inference cannot be captured (operation not permitted when stream is capturing); going on eagerly, which is slower"
-    ]
-
-
-def test_only_recurring_shapes_are_captured_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Replayed, "_capture", lambda self, x: (Graph(), x, f"captured {x.shape[0]}"))
-    call = Replayed(lambda x: f"called {x.shape[0]}", most=3)
-    assert [call(OnDevice(7)) for _ in range(4)] == ["called 7", "called 7", "captured 7", "captured 7"]
-    found = [[call(OnDevice(rows)) for _ in range(4)][-1] for rows in (20, 21, 22, 23)]
-    assert found == ["captured 20", "captured 21", "called 22", "called 23"]
-    assert call(OnDevice(7)) == "captured 7"
-
-
-def test_a_prediction_is_read_before_the_next_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A captured net answers in one buffer; predictions in several batches are those of the net itself."""
-    f = set_up(tmp_path)
-    f.server.draw(0)
-    slot = Slot(f.world)
-    slot.load({"model": f.server.model}, {}, 0.0)
-    job = Job(0, 0, {"model": f.server.model}, {})
-    want = Party(f.world, slot, job).predict(slot.model, Party(f.world, slot, job).unlabelled, batch=3)
-    buffer, asked = torch.zeros(3, CLASSES), []
-
-    def replayed(stats: str, **keys: Any) -> Any:
-        asked.append((stats, keys))
-        return lambda x: buffer[: len(x)].copy_(slot.model(x, stats=stats).detach())
-
-    monkeypatch.setattr(slot.model, "replayed", replayed)
-    slot.pool = "pool"
-    party = Party(f.world, slot, job)
-    assert torch.equal(party.predict(slot.model, party.unlabelled, batch=3), want) and len(want) == 7
-    assert asked == [("running", {"pool": "pool", "most": 8})]
-    party.predict(slot.model, party.unlabelled, batch=3, stats="batch")
-    assert len(asked) == 1  # dropout draws anew in every call, so such calls are made
-
-
-def test_how_far_parties_get_before_the_next_is_let_in() -> None:
-    """Eight steps of SemiFL's 30 images, or about a thousand images."""
-    assert [ahead(n) for n in (0, 30, 125, 126, 400, 1064)] == [8, 8, 8, 7, 2, 1]
-    view = torch.zeros(5, 3, 8, 8)
-    tensors = {("u", "weak"): view, ("u", "strong"): view, ("x", "labelled"): view[:2], ("u", "y"): torch.zeros(5)}
-    assert Step(lambda s, b: None, tensors, ()).images == 12

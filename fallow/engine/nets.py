@@ -4,16 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fallow.engine.replay import Replayed
+from fallow.engine.replay import Pool, Replayed
+from fallow.errors import UserError
 from fallow.methods.state import HEAVY, Layout, State, padding
 from fallow.models.norms import adopt
 
 Rows = Sequence[Tensor | None]
+
+
+def forward(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor) -> Tensor:
+    return module(x) if weights is None else torch.func.functional_call(module, weights, (x,))
+
+
+@cache
+def compiler() -> Any:
+    """One compiled function for all nets: what it is made for depends on shapes and modes, not on whose weights they are."""
+    return torch.compile(forward)
+
+
+def compiled(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor) -> Tensor:
+    try:
+        return compiler()(module, weights, x)
+    except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
+        raise UserError(f"torch.compile failed ({str(e).splitlines()[0]})", "use compile=false") from e
 
 
 class NetHandle:
@@ -23,6 +42,8 @@ class NetHandle:
         self.modes = adopt(module)
         self.module = module.to(device)
         self.statistics = statistics
+        self.capture = True  # false: inference is never captured
+        self.compile = False  # through torch.compile, which cannot differentiate twice
         self.modes.tracks = statistics in ("average", "server")
         self.modes.known = statistics != "batch"
         self.modes.key = torch.zeros((), dtype=torch.int64, device=device)
@@ -94,11 +115,11 @@ class NetHandle:
         """Logits, float32. Every call is a batch of its own for batch norm; `stats`: update, batch or running."""
         self.modes.stats, self.modes.rows, self.modes.parts = stats, rows, parts  # type: ignore[assignment]
         with self._autocast() if self._autocast else nullcontext():
-            used = self._weights_for_call() if weights is None else dict(weights)
-            z = self.module(x) if used is None else torch.func.functional_call(self.module, used, (x,))
+            call = compiled if self.compile and weights is None else forward
+            z = call(self.module, self._weights_for_call() if weights is None else dict(weights), x)
         return z.float()
 
-    def replayed(self, stats: str, part: int | None = None, pool: Any = None, most: int | None = None) -> Replayed:
+    def replayed(self, stats: str, part: int | None = None, pool: Pool | None = None, most: int | None = None) -> Replayed:
         """This net as a function of images alone, captured on CUDA; for inference, without gradients.
 
         With `part`, so many images are a batch of their own for batch norm; `pool` and `most` as the first caller has them.
@@ -111,7 +132,7 @@ class NetHandle:
                 sizes = part and tuple(min(part, len(x) - start) for start in range(0, len(x), part))
                 return self(x, stats=stats, parts=sizes or None)
 
-            self._replayed[stats, part] = Replayed(call, pool, most)
+            self._replayed[stats, part] = Replayed(call, pool, most, self.capture)
         return self._replayed[stats, part]
 
     def together(self, *parts: Tensor | None, stats: str = "update", rows: Rows = ()) -> list[Tensor | None]:

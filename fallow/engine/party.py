@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from fallow.methods.state import State
 
 SERVER = -1  # its further replicas: -2, -3, ...
 LARGE = 2500  # images per inference batch on CUDA, where batches do not enter the result
-SHAPES = 8  # of predictions that a slot captures
+SHAPES = 8  # of predictions that are captured for each net of a slot
 
 
 @dataclass
@@ -265,9 +265,11 @@ class Tally:
 
     totals: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, logs: dict[str, Tensor]) -> None:
-        for name, pair in logs.items():
-            total, count = pair.tolist()
+    def add(self, parties: Iterable[dict[str, Tensor]]) -> None:
+        """Reads all of them from the device at once."""
+        pairs = [pair for logs in parties for pair in logs.items()]
+        values = torch.stack([pair for _, pair in pairs]).tolist() if pairs else []
+        for (name, _), (total, count) in zip(pairs, values):
             if not count:  # left over from an earlier party of the slot
                 continue
             old = self.totals.setdefault(name, [0.0, 0.0])

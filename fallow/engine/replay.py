@@ -1,16 +1,64 @@
-"""Inference on CUDA: a function of one tensor, captured per recurring shape and replayed; elsewhere just called."""
+"""Capturing on CUDA: graphs and the memory they share, and inference that is captured per recurring shape."""
 
 from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 log = logging.getLogger(__name__)
+
+CAPTURE_AT = 3  # uses of a step's signature or of a prediction's shape
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Torch has a type for its allocator's complaint; the driver's own, of graphs and handles, is known by its words."""
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "alloc_failed" in said
+
+
+@cache
+def complain(what: str, why: str) -> None:
+    """Once, however many slots it happens in."""
+    log.warning("%s cannot be captured (%s); going on eagerly, which is slower", what, why.splitlines()[0])
+
+
+class Pool:
+    """Memory for graphs that never run at once."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def capturing(self, graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+        """What is launched on the current stream becomes the graph; nothing is carried out."""
+        torch.cuda.current_stream().synchronize()
+        collecting = gc.isenabled()
+        gc.disable()  # a tensor freed by the collector in the middle of a capture would spoil it
+        try:
+            graph.capture_begin(pool=self.handle, capture_error_mode="thread_local")
+            try:
+                yield
+            finally:
+                graph.capture_end()
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _abandon(self) -> None:
+        """After a spoilt capture torch may hold the memory to be still in use by it, and refuse to empty its cache."""
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.handle)
+        self.handle = torch.cuda.graph_pool_handle()
 
 
 class Replayed:
@@ -20,9 +68,14 @@ class Replayed:
     At most `most` shapes are captured.
     """
 
-    def __init__(self, function: Callable[[Tensor], Tensor], pool: Any = None, most: int | None = None):
-        self.function, self.pool, self.most = function, pool, most
-        self.enabled = True
+    def __init__(
+        self,
+        function: Callable[[Tensor], Tensor],
+        pool: Pool | None = None,
+        most: int | None = None,
+        enabled: bool = True,
+    ):
+        self.function, self.pool, self.most, self.enabled = function, pool, most, enabled
         self._uses: dict[Any, int] = {}
         self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self._stream: Any = None
@@ -37,35 +90,26 @@ class Replayed:
             graph.replay()
             return out
         self._uses[shape] = self._uses.get(shape, 0) + 1
-        if self._uses[shape] < 3 or len(self._graphs) == self.most:
+        if self._uses[shape] < CAPTURE_AT or len(self._graphs) == self.most:
             return self.function(x)
         try:
             self._graphs[shape] = self._capture(x)
         except RuntimeError as e:
+            if out_of_memory(e):
+                raise
             self.enabled = False
             self._graphs.clear()
-            log.warning("inference cannot be captured (%s); going on eagerly, which is slower", str(e).splitlines()[0])
+            complain("inference", str(e))
         return self(x)
 
     def _capture(self, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         """On the current stream, or on an own one in place of the default, which cannot be captured."""
+        self.pool = self.pool or Pool()
         source = x.clone(memory_format=torch.preserve_format)
-        self.pool = self.pool or torch.cuda.graph_pool_handle()
-        stream = torch.cuda.current_stream()
+        stream, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
         if stream == torch.cuda.default_stream():
+            stream.synchronize()
             stream = self._stream = self._stream or torch.cuda.Stream()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            with torch.cuda.stream(stream):
-                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-                try:
-                    out = self.function(source)
-                finally:
-                    graph.capture_end()
-        finally:
-            if collecting:
-                gc.enable()
+        with torch.cuda.stream(stream), self.pool.capturing(graph):
+            out = self.function(source)
         return graph, source, out

@@ -138,9 +138,10 @@ class Federated:
         return any((spec.optimizer or self.o.optimizer_state) == "travel" for spec in nets)
 
     def _check(self, outcomes: list[Outcome], tally: Tally) -> None:
-        for outcome in outcomes:
-            tally.add(outcome.logs)
-        bad = [o.party for o in outcomes if not bool(o.finite)]
+        if not outcomes:
+            return
+        tally.add(o.logs for o in outcomes)
+        bad = [o.party for o, finite in zip(outcomes, torch.stack([o.finite for o in outcomes]).tolist()) if not finite]
         if bad:
             who = "the server" if bad[0] <= SERVER else f"client {bad[0]}"
             raise UserError(

@@ -11,6 +11,7 @@ from torch import Tensor
 from fallow.engine import kernels
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
+from fallow.engine.replay import Pool
 from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods.base import Net, Value
@@ -25,7 +26,7 @@ class Slot:
 
     def __init__(self, world: World):
         self.world, self.o = world, world.options
-        self.pool: Any = None  # memory of captured graphs, where steps and predictions are captured
+        self.pool: Pool | None = None  # of captured graphs, where predictions are captured
         self.nets: dict[str, NetHandle] = {}
         self.values: dict[str, Tensor] = {}
         self.optimizers: dict[str, Optimizer] = {}

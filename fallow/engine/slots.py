@@ -9,6 +9,7 @@ party computes depends on its slot, so the result equals eager.py's.
 from __future__ import annotations
 
 import gc
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,13 @@ from torch import Tensor
 
 from fallow.engine.feed import Step
 from fallow.engine.party import Job, Outcome, run_step, work
+from fallow.engine.replay import CAPTURE_AT, Pool, complain, out_of_memory
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
+from fallow.errors import UserError
 
-CAPTURE_AT = 3  # uses of a signature in a slot
+log = logging.getLogger(__name__)
+
 MOST_GRAPHS = 24  # kept per slot
 MOST_SLOTS = 32
 AHEAD = 8  # steps of the parties at work for each party that is let in: preparing one takes the host that long
@@ -49,15 +53,13 @@ class Graph:
 class CapturedSlot:
     """A slot with a stream of its own and its graphs, which share one memory pool since they never run at once."""
 
-    def __init__(self, world: World, capture: bool, say: Callable[[str], None] = lambda _: None):
+    def __init__(self, world: World, capture: bool = True):
         self.stream = torch.cuda.Stream()
         self.slot = Slot(world)
-        self.capture, self.say = capture, say
+        self.capture = capture
         self.graphs: OrderedDict[Any, Graph] = OrderedDict()
         self.uses: dict[Any, int] = {}
-        self.pool = torch.cuda.graph_pool_handle()
-        self.slot.pool = self.pool if capture else None
-        self.world = world
+        self.pool = self.slot.pool = Pool()
 
     def make(self, step: Step) -> None:
         signature = step.signature()
@@ -72,11 +74,11 @@ class CapturedSlot:
             return
         try:
             self.graphs[signature] = self._captured(step)
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as e:
+            if out_of_memory(e):
+                raise
             self.capture = False
-            self.say(f"a step cannot be captured ({str(e).splitlines()[0]}); going on eagerly, which is slower")
+            complain("a step", str(e))
             run_step(self.slot, step)
             return
         if len(self.graphs) > MOST_GRAPHS:
@@ -98,18 +100,10 @@ class CapturedSlot:
             {k: t.clone() for k, t in step.numbers.items()},
         )
         graph = torch.cuda.CUDAGraph()
-        self.stream.synchronize()
-        collecting = gc.isenabled()
-        gc.disable()  # a tensor freed by the collector in the middle of a capture would spoil it
         try:
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
+            with self.pool.capturing(graph):
                 run_step(self.slot, own)
-            finally:
-                graph.capture_end()
         finally:
-            if collecting:
-                gc.enable()
             for net in self.slot.nets.values():
                 net.calls.clear()
         return Graph(graph, own, own.read())
@@ -135,22 +129,28 @@ def ahead(images: int) -> int:
 class Slots:
     """Carries out a round's jobs in slots on one CUDA device."""
 
-    def __init__(self, world: World, say: Callable[[str], None] = lambda _: None):
-        self.world, self.say = world, say
+    def __init__(self, world: World):
+        self.world = world
         self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
         self.slots: list[CapturedSlot] = []
+        self._before = 0  # bytes torch had reserved before the first slot
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         while True:
             try:
                 return self._run(jobs)
-            except torch.OutOfMemoryError:
-                had = min(self.limit, len(self.slots))
-                if had <= 1:
+            except RuntimeError as e:
+                if not out_of_memory(e):
                     raise
+                had = len(self.slots)
             # outside of `except`: the error's traceback holds on to what is to be freed
+            if had <= 1:
+                raise UserError(
+                    "the device is out of memory with a single slot",
+                    "take smaller batches or a smaller model; the rounds before are kept",
+                )
             self.limit = had // 2
-            self.say(f"the device is out of memory with {had} slots; going on with {self.limit}")
+            log.warning("the device is out of memory with %d slots; going on with %d", had, self.limit)
             torch.cuda.synchronize()
             self.world.finished = 0  # all begin again
             self.slots.clear()
@@ -158,27 +158,24 @@ class Slots:
             torch.cuda.empty_cache()
 
     def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        wanted = min(self.limit, len(jobs))
-        while len(self.slots) < wanted:
-            if self.slots and not self._room():
-                self.limit = len(self.slots)
-                break
-            self.slots.append(CapturedSlot(self.world, self.world.options.capture and self.world.method.captured, self.say))
-        self.world.sharing = max(1, len(self.slots))
-        main = torch.cuda.current_stream()
         queue: deque[tuple[int, Job]] = deque(enumerate(jobs))
         outcomes: dict[int, Outcome] = {}
-        free = list(reversed(self.slots))
+        main = torch.cuda.current_stream()
+        self.world.sharing = max(1, min(self.limit, len(jobs)))
+        free = deque(self.slots)  # the one that has been free for longest comes next: a busier one's stream may have work left
         for slot in self.slots:
             slot.stream.wait_stream(main)
         working: list[Working] = []
         while queue or working:
+            if queue and self._another(len(jobs)):
+                free.appendleft(self.slots[-1])
             if queue and free:
                 position, job = queue.popleft()
-                slot = free.pop()
+                slot = free.popleft()
                 working.append(Working(position, slot, work(self.world, slot.slot, job)))
+            more = queue and (free or len(self.slots) < min(self.limit, len(jobs)))
             turns = 0
-            while turns < (ahead(max(w.images for w in working)) if queue and free and working else 1):
+            while turns < (ahead(max(w.images for w in working)) if more and working else 1):
                 turns += 1
                 for w in list(working):
                     with torch.cuda.stream(w.slot.stream):
@@ -190,6 +187,19 @@ class Slots:
         for slot in self.slots:
             main.wait_stream(slot.stream)
         return [outcomes[k] for k in range(len(jobs))]
+
+    def _another(self, wanted: int) -> bool:
+        """Makes a slot, if memory has room for it; the parties at work have shown what one takes."""
+        if len(self.slots) >= min(self.limit, wanted):
+            return False
+        if not self.slots:
+            self._before = torch.cuda.memory_reserved()
+        elif not self._room():
+            self.limit = len(self.slots)
+            return False
+        self.slots.append(CapturedSlot(self.world, self.world.method.captured))
+        self.slots[-1].stream.wait_stream(torch.cuda.current_stream())
+        return True
 
     def _advance(self, w: Working) -> bool:
         """One step of a party, if it need not wait; true when its work is done."""
@@ -210,11 +220,10 @@ class Slots:
         return False
 
     def _room(self) -> bool:
-        """Whether another slot is likely to fit: twice what the slots so far took on average must be free."""
+        """Whether another slot is likely to fit: twice what each has reserved so far, since some have not captured yet."""
         free, total = torch.cuda.mem_get_info()
-        free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-        used = torch.cuda.memory_allocated() / max(1, len(self.slots))
-        return free > 2 * used and free > 0.05 * total
+        each = (torch.cuda.memory_reserved() - self._before) / len(self.slots)
+        return free > 2 * each and free > 0.05 * total
 
     # -- inference -------------------------------------------------------------------------------------------------------
     def infer(self, function: Callable[[int, int], Tensor], count: int, batch: int) -> Tensor:

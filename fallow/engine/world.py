@@ -34,6 +34,8 @@ def device_of(name: str) -> torch.device:
         raise UserError(f"device={name!r} is no device", "use cpu, cuda, cuda:N or auto") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device=cuda was asked for, but torch sees no CUDA device", "use device=cpu") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"there is no device {name}", f"torch sees {torch.cuda.device_count()}, the first is cuda:0")
     return device
 
 
@@ -94,6 +96,7 @@ class World:
         if self.device.type == "cpu":
             reuse_memory()
         if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # streams, graphs and free memory are asked of the current one
             torch.backends.cudnn.benchmark = False
             tf32 = self.precision != "fp32"  # bf16: what stays in float32 (FedDure's regulators) may use it too
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
@@ -116,7 +119,9 @@ class World:
         with self._building, torch.random.fork_rng(devices=[]):
             module = self._build(spec)
         net = NetHandle(module, self.device, self.statistics, self.autocast if half else None)
-        net.modes.fused = self.options.fused
+        o = self.options
+        net.capture, net.compile = o.capture, o.compile and spec.autocast  # without autocast: differentiated twice
+        net.modes.fused = o.fused and not net.compile
         return net
 
     def fresh(self, name: str, key: int) -> State:

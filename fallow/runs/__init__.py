@@ -104,7 +104,7 @@ def executor_for(world: World) -> Executor:
     Where torchrun started several processes, rank 0 shares the work with the others.
     """
     captured, rank = world.device.type == "cuda" and world.options.capture, ranks.number()
-    own: Executor = Slots(world, print if rank == 0 else lambda _: None) if captured else Eager(world)
+    own: Executor = Slots(world) if captured else Eager(world)
     if rank or ranks.count() == 1:
         return own
     federation = {name: torch.tensor(array) for name, array in world.federation.arrays().items()}

@@ -24,7 +24,7 @@ from fallow.methods.combining import refused
 Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
-UNHASHED = {"data_dir", "device", "slots", "capture", "fused", "keep_memory", "view_memory", "checkpoint_every", "track"} | MEASURING
+UNHASHED = {"data_dir", "device", "slots", "capture", "compile", "fused", "keep_memory", "view_memory", "checkpoint_every", "track"} | MEASURING
 
 
 def recipes() -> dict[str, Path]:

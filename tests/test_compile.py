@@ -1,0 +1,82 @@
+"""`compile=true`: the same numbers through torch.compile, one compiled function for every slot's net."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_methods import settings
+
+import fallow
+from fallow import models
+from fallow.engine import nets
+from fallow.engine.world import World
+from fallow.errors import UserError
+from fallow.methods.base import Net
+from fallow.runs import prepare
+
+needs_compiler = pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+def two_passes(net: nets.NetHandle, x: torch.Tensor) -> list[torch.Tensor]:
+    """Logits of a training pass, the statistics it leaves, its gradient, and logits by these statistics."""
+    z = net(x)
+    grads = torch.autograd.grad(z.square().mean(), net.params)
+    return [z, net.flat.groups["statistics"].clone(), *grads, net(x, stats="running")]
+
+
+def test_compiled_passes_are_the_same_for_every_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch traces them; what it makes of them in C++ or Triton is in the slow test and those of the GPU."""
+    from torch._dynamo.utils import counters
+
+    traced = torch.compile(nets.forward, backend="aot_eager")
+    monkeypatch.setattr(nets, "compiler", lambda: traced)
+    x = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    counters.clear()
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        plain = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"))
+        own = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"))
+        own.load(plain.flat.clone())
+        own.compile = True
+        for a, b in zip(two_passes(plain, x), two_passes(own, x), strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+        if not seed:
+            made = counters["stats"]["unique_graphs"]
+    assert made > 0 and counters["stats"]["unique_graphs"] == made  # none for the second net
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_compiled_run_learns_alike(tmp_path: Path) -> None:
+    keys = settings("fixmatch", "clients")
+    runs = [fallow.run(out=tmp_path, **keys, compile=c).path for c in (False, True)]
+    one, other = (load_file(path / "model.safetensors") for path in runs)
+    assert any(not torch.equal(one[k], other[k]) for k in one)  # it was not the same path
+    for k in one:
+        torch.testing.assert_close(other[k], one[k], rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_differentiated_twice_is_not_compiled() -> None:
+    method, options, source, federation = prepare(None, settings("feddure", "clients", compile=True))
+    world = World(options, method(options, len(source.classes)), source, federation)
+    assert world.net().compile and not world.net().modes.fused
+    assert not world.net(Net(autocast=False)).compile and world.net(Net(autocast=False)).modes.fused
+    assert {n: world.net(s).compile for n, s in world.held.items() if isinstance(s, Net)} == {"model": True, "creg": False, "freg": False}
+
+
+def test_says_what_torch_could_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> object:
+        def call(*args: object) -> None:
+            raise torch._inductor.exc.InductorError(RuntimeError("No working C++ compiler found\nand more"), None)  # type: ignore[arg-type]
+
+        return call
+
+    monkeypatch.setattr(nets, "compiler", fails)
+    net = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"))
+    net.compile = True
+    with pytest.raises(UserError, match=r"torch.compile failed \(.*No working C\+\+ compiler found\); use compile=false"):
+        net(torch.zeros(2, 3, 16, 16))

@@ -1,0 +1,292 @@
+"""Slots without a GPU: CUDA's streams are fakes that do nothing, a captured step is one made again on its own buffers."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import same
+from test_methods import METHODS, reference, settings
+from test_rounds import CLASSES, set_up
+
+import fallow
+from fallow import runs
+from fallow.engine.feed import Step
+from fallow.engine.party import Job, Party, run_step
+from fallow.engine.replay import Pool, Replayed, complain, out_of_memory
+from fallow.engine.slot import Slot
+from fallow.engine.slots import CapturedSlot, Graph, Slots, ahead
+from fallow.engine.world import device_of
+from fallow.errors import UserError
+from fallow.methods import find
+
+GIB = 2**30
+OUT_OF_MEMORY = (
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
+    RuntimeError("CUDA error: out of memory"),
+)
+
+
+class Device:
+    """What the slots ask of a device: how much memory is free, of which each slot takes some."""
+
+    def __init__(self) -> None:
+        self.total, self.each, self.executors = 100 * GIB, 0, []
+
+    def reserved(self) -> int:
+        return sum(len(e.slots) for e in self.executors) * self.each + GIB
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    device = Device()
+    stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
+    fakes = dict(
+        Stream=lambda: stream, stream=lambda s: nullcontext(), current_stream=lambda: stream, graph_pool_handle=object,
+        memory_reserved=device.reserved, mem_get_info=lambda: (device.total - device.reserved(), device.total),
+        synchronize=lambda: None, empty_cache=lambda: None,
+    )  # fmt: skip
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+    def captured(self: CapturedSlot, step: Step) -> Graph:
+        own = Step(
+            step.function,
+            {k: t.clone() for k, t in step.tensors.items()},
+            step.absent,
+            {k: t.clone() for k, t in step.numbers.items()},
+        )
+        return Graph(SimpleNamespace(replay=lambda: run_step(self.slot, own)), own, list(own.tensors))  # type: ignore[arg-type]
+
+    def executor(world: Any) -> Slots:
+        device.executors.append(Slots(world))
+        return device.executors[-1]
+
+    monkeypatch.setattr(CapturedSlot, "_captured", captured)
+    monkeypatch.setattr(runs, "Eager", executor)
+    return device
+
+
+# -- the same bits -----------------------------------------------------------------------------------------------------
+@pytest.fixture
+def plain(name: str) -> Path:
+    """Asked for before `device`, so made without it."""
+    return reference(name, sorted(find(name).scenarios)[0])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_slots_are_the_plain_path(name: str, plain: Path, tmp_path: Path, device: Device) -> None:
+    for slots in (1, 10):
+        same(fallow.run(out=tmp_path, **settings(name, sorted(find(name).scenarios)[0], slots=slots)).path, plain)
+    one, ten = device.executors
+    assert len(one.slots) == 1 < len(ten.slots)
+    assert any(s.graphs for s in one.slots)
+
+
+MANY: dict[str, Any] = settings("fixmatch", "clients", clients=9, active=9, slots="auto")
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """The same without slots."""
+    return fallow.run(out=tmp_path, **MANY).path
+
+
+def test_a_slot_that_is_done_takes_the_next_client(many: Path, tmp_path: Path, device: Device) -> None:
+    for slots in (1, 2, 4, "auto"):
+        same(fallow.run(out=tmp_path, **MANY | {"slots": slots}).path, many)
+    assert [len(e.slots) for e in device.executors] == [1, 2, 4, 9]
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+def test_as_many_slots_as_there_is_memory_for(many: Path, tmp_path: Path, device: Device) -> None:
+    """Of 100 GiB one is in use and 20 go to each slot; with three 39 are left, less than twice that."""
+    device.each = 20 * GIB
+    same(fallow.run(out=tmp_path, **MANY).path, many)
+    assert [len(e.slots) for e in device.executors] == [3]
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["allocator", "driver"])
+def test_out_of_memory_halves_the_slots_and_goes_on(
+    error: RuntimeError, many: Path, tmp_path: Path, device: Device, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the middle of a round, whose clients begin again."""
+    make, made = CapturedSlot.make, []
+
+    def failing(self: CapturedSlot, step: Step) -> None:
+        made.append(step)
+        if len(device.executors[-1].slots) > 4 and len(made) > 20:
+            raise error
+        make(self, step)
+
+    monkeypatch.setattr(CapturedSlot, "make", failing)
+    same(fallow.run(out=tmp_path, **MANY).path, many)
+    assert 1 < len(device.executors[-1].slots) <= 4
+    assert caplog.messages[0].startswith("the device is out of memory with ") and len(caplog.messages) == 1
+
+
+def test_out_of_memory_with_one_slot_ends_the_run(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: CapturedSlot, step: Step) -> None:
+        raise OUT_OF_MEMORY[0]
+
+    monkeypatch.setattr(CapturedSlot, "make", failing)
+    with pytest.raises(UserError, match="out of memory with a single slot"):
+        fallow.run(out=tmp_path, **MANY | {"slots": 1})
+
+
+def test_other_errors_are_not_taken_for_it(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: CapturedSlot, step: Step) -> None:
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr(CapturedSlot, "make", failing)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        fallow.run(out=tmp_path, **MANY)
+    assert not out_of_memory(ValueError("no")) and out_of_memory(
+        RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling")
+    )
+
+
+# -- captures that fail ------------------------------------------------------------------------------------------------
+def test_a_step_that_cannot_be_captured_is_made(
+    many: Path, tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says so once, not once a slot."""
+    complain.cache_clear()
+
+    def refuse(self: CapturedSlot, step: Step) -> Graph:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(CapturedSlot, "_captured", refuse)
+    same(fallow.run(out=tmp_path, **MANY).path, many)
+    assert caplog.messages == [
+        "a step cannot be captured (operation not permitted when stream is capturing); going on eagerly, which is slower"
+    ]
+
+
+def test_a_spoilt_capture_leaves_its_memory(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch may refuse to capture into it again, and to empty its cache while it holds it to be in use."""
+    ended: list[Any] = []
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", lambda number, handle: ended.append(handle), raising=False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    def invalid() -> None:
+        raise RuntimeError("capture was invalidated")
+
+    pool = Pool()
+    first = pool.handle
+    graph = SimpleNamespace(capture_begin=lambda **keys: None, capture_end=lambda: None)
+    with pool.capturing(graph):  # type: ignore[arg-type]
+        assert not gc.isenabled()
+    assert gc.isenabled() and pool.handle is first and not ended
+    with pytest.raises(RuntimeError, match="invalidated"), pool.capturing(graph):  # type: ignore[arg-type]
+        graph.capture_end = invalid
+    assert gc.isenabled() and pool.handle is not first and ended == [first]
+
+
+def test_without_capture_nothing_is_captured(tmp_path: Path) -> None:
+    for capture in (True, False):
+        assert set_up(tmp_path / str(capture), capture=capture).world.net().replayed("running").enabled is capture
+
+
+def test_there_are_so_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert device_of("cuda:1").index == 1 and device_of("cuda").index is None
+    with pytest.raises(UserError, match="there is no device cuda:2; torch sees 2"):
+        device_of("cuda:2")
+
+
+# -- captured inference --------------------------------------------------------------------------------------------------
+class OnDevice:
+    """Looks like a tensor on CUDA as far as `Replayed` asks."""
+
+    is_cuda, dtype = True, torch.float32
+
+    def __init__(self, rows: int):
+        self.shape = (rows, 1)
+
+    def copy_(self, other: Any) -> None: ...
+
+
+class Recorded:
+    def replay(self) -> None: ...
+
+
+def test_what_cannot_be_captured_is_called(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    complain.cache_clear()
+    tries: list[int] = []
+
+    def capture(self: Any, x: Any) -> Any:
+        tries.append(x.shape[0])
+        if x.shape[0] == 7:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+        return Recorded(), x, "captured"
+
+    monkeypatch.setattr(Replayed, "_capture", capture)
+    call = Replayed(lambda x: x.shape[0])
+    assert [call(OnDevice(5)) for _ in range(3)] == [5, 5, "captured"]
+    assert [call(OnDevice(7)) for _ in range(5)] == [7] * 5 and call(OnDevice(5)) == 5
+    assert tries == [5, 7] and not call._graphs
+    assert caplog.messages == [
+        "inference cannot be captured (operation not permitted when stream is capturing); going on eagerly, which is slower"
+    ]
+
+
+def test_only_recurring_shapes_are_captured_and_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replayed, "_capture", lambda self, x: (Recorded(), x, f"captured {x.shape[0]}"))
+    call = Replayed(lambda x: f"called {x.shape[0]}", most=3)
+    assert [call(OnDevice(7)) for _ in range(4)] == ["called 7", "called 7", "captured 7", "captured 7"]
+    found = [[call(OnDevice(rows)) for _ in range(4)][-1] for rows in (20, 21, 22, 23)]
+    assert found == ["captured 20", "captured 21", "called 22", "called 23"]
+    assert call(OnDevice(7)) == "captured 7"
+
+
+def test_inference_out_of_memory_is_the_slots_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in OUT_OF_MEMORY:
+
+        def capture(self: Any, x: Any, error: RuntimeError = error) -> Any:
+            raise error
+
+        monkeypatch.setattr(Replayed, "_capture", capture)
+        call = Replayed(lambda x: x.shape[0])
+        assert [call(OnDevice(5)) for _ in range(2)] == [5, 5]
+        with pytest.raises(RuntimeError, match="out of memory"):
+            call(OnDevice(5))
+
+
+def test_a_prediction_is_read_before_the_next_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured net answers in one buffer; predictions in several batches are those of the net itself."""
+    f = set_up(tmp_path)
+    f.server.draw(0)
+    slot = Slot(f.world)
+    slot.load({"model": f.server.model}, {}, 0.0)
+    job = Job(0, 0, {"model": f.server.model}, {})
+    want = Party(f.world, slot, job).predict(slot.model, Party(f.world, slot, job).unlabelled, batch=3)
+    buffer, asked = torch.zeros(3, CLASSES), []
+
+    def replayed(stats: str, **keys: Any) -> Any:
+        asked.append((stats, keys))
+        return lambda x: buffer[: len(x)].copy_(slot.model(x, stats=stats).detach())
+
+    monkeypatch.setattr(slot.model, "replayed", replayed)
+    slot.pool = "pool"
+    party = Party(f.world, slot, job)
+    assert torch.equal(party.predict(slot.model, party.unlabelled, batch=3), want) and len(want) == 7
+    assert asked == [("running", {"pool": "pool", "most": 8})]
+    party.predict(slot.model, party.unlabelled, batch=3, stats="batch")
+    assert len(asked) == 1  # dropout draws anew in every call, so such calls are made
+
+
+def test_how_far_parties_get_before_the_next_is_let_in() -> None:
+    """Eight steps of SemiFL's 30 images, or about a thousand images."""
+    assert [ahead(n) for n in (0, 30, 125, 126, 400, 1064)] == [8, 8, 8, 7, 2, 1]
+    view = torch.zeros(5, 3, 8, 8)
+    tensors = {("u", "weak"): view, ("u", "strong"): view, ("x", "labelled"): view[:2], ("u", "y"): torch.zeros(5)}
+    assert Step(lambda s, b: None, tensors, ()).images == 12
