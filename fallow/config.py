@@ -166,7 +166,7 @@ class Config(Section):
     precision: Literal["auto", "fp32", "tf32", "bf16"] = key("auto", "auto: bf16 on CUDA, fp32 on CPU")
     slots: int | Literal["auto"] = key("auto", "parties that train at once")
     capture: bool = key(True, "replay captured steps and predictions on CUDA")
-    compile: bool = key(False, "torch.compile the models' passes, in place of our own kernels; the first rounds wait for it")
+    compile: bool = key(False, "torch.compile the models' passes, in place of our kernels for norm and ReLU; the first rounds wait for it")
     fused: bool = key(True, "norm and ReLU in one kernel on CUDA; false: torch's own")
     deterministic: bool = key(False, "exactly repeatable on CUDA (CPU always is)")
     keep_memory: float = key(4.0, "GiB of the device's memory for what clients keep; the rest goes to disk", ge=0)

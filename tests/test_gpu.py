@@ -101,6 +101,7 @@ def test_captured_predictions_equal_eager_ones(
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 def test_a_spoilt_capture_leaves_the_device_as_it_was() -> None:
     pool, x = Pool(), torch.ones(4, device="cuda")
+    torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(2):
             with pytest.raises(RuntimeError), pool.capturing(torch.cuda.CUDAGraph()):
@@ -112,6 +113,7 @@ def test_a_spoilt_capture_leaves_the_device_as_it_was() -> None:
     torch.cuda.synchronize()
     assert y.tolist() == [2.0] * 4
     torch.cuda.empty_cache()  # refused while a capture is held to be under way
+    assert torch.ones(3).pin_memory().cuda().sum() == 3
 
 
 def test_out_of_memory_halves_the_slots(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,16 +133,19 @@ def test_out_of_memory_halves_the_slots(tmp_path: Path, caplog: pytest.LogCaptur
     (one, least), (many, most) = used(1), used(8)
     assert same(one, many) and most > 1.5 * least
     caplog.clear()
-    tight, _ = used(8, (least + most) / 2 / torch.cuda.get_device_properties(0).total_memory)
+    tight, _ = used(8, (3 * least + most) / 4 / torch.cuda.get_device_properties(0).total_memory)
     assert same(one, tight)
     assert caplog.messages and all(m.startswith("the device is out of memory with ") for m in caplog.messages)
 
 
 def test_compiled_slots_learn_alike(tmp_path: Path) -> None:
+    from torch._dynamo.utils import counters
+
     keys = {"precision": "fp32", "rounds": 4}
     plain, _ = run(tmp_path, "fixmatch", **keys)
+    counters.clear()
     compiled, at_work = run(tmp_path, "fixmatch", compile=True, **keys)
-    assert any(s.graphs for s in at_work.federated.executor.slots)
+    assert any(s.graphs for s in at_work.federated.executor.slots) and counters["stats"]["unique_graphs"] > 0
     torch.testing.assert_close(compiled["parameters"], plain["parameters"], rtol=1e-2, atol=2e-3)
 
 

@@ -19,10 +19,11 @@ from fallow.data.readers.parts import Split
 from fallow.data.sources import Source
 from fallow.engine.feed import Batch, Part
 from fallow.engine.optim import Optimizer, clip_
-from fallow.engine.party import SERVER, Outcome
+from fallow.engine.party import SERVER, Outcome, Tally
 from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
+from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Update
 from fallow.methods.fixmatch import annealed
@@ -524,3 +525,21 @@ def test_split_and_clients_can_have_seeds_of_their_own(tmp_path: Path) -> None:
     assert drawn(seed=0, split_seed=3) == (three[0], zero[1], zero[2])
     assert drawn(seed=0, active_seed=3) == (zero[0], three[1], zero[2])
     assert drawn(seed=3, split_seed=0, active_seed=0) == (zero[0], zero[1], three[2])
+
+
+# -- what is read from the device --------------------------------------------------------------------------------------
+def test_a_round_is_summed_and_the_broken_client_is_named(tmp_path: Path) -> None:
+    """Means are over samples; what a slot's earlier party left has count 0 and makes no column."""
+    f, tally = set_up(tmp_path), Tally()
+
+    def outcome(party: int, finite: bool, **logs: tuple[float, float]) -> Outcome:
+        return Outcome(party, 1, None, {}, {}, {k: torch.tensor(v, dtype=torch.float64) for k, v in logs.items()}, torch.tensor(finite))
+
+    whole = [outcome(7, True, loss=(6.0, 3.0), gone=(0.0, 0.0)), outcome(4, True), outcome(2, True, loss=(1.0, 1.0), share=(2.0, 8.0))]
+    f._check(whole, tally)
+    assert tally.means() == {"loss": 7 / 4, "share": 0.25}
+    f.server.round = 5
+    with pytest.raises(UserError, match="the weights of client 4 became NaN or infinite in round 6"):
+        f._check([outcome(4, False), outcome(7, True), outcome(2, True)], tally)
+    with pytest.raises(UserError, match="the weights of the server became"):
+        f._check([outcome(SERVER, False)], tally)

@@ -16,6 +16,7 @@ from test_rounds import CLASSES, set_up
 
 import fallow
 from fallow import runs
+from fallow.engine import slots as module
 from fallow.engine.feed import Step
 from fallow.engine.party import Job, Party, run_step
 from fallow.engine.replay import Pool, Replayed, complain, out_of_memory
@@ -32,11 +33,24 @@ OUT_OF_MEMORY = (
 )
 
 
+class Stream:
+    """Remembers what it waited for."""
+
+    def __init__(self) -> None:
+        self.waited: list[Any] = []
+
+    def wait_stream(self, other: Any) -> None:
+        self.waited.append(other)
+
+    def synchronize(self) -> None: ...
+
+
 class Device:
     """What the slots ask of a device: how much memory is free, of which each slot takes some."""
 
     def __init__(self) -> None:
-        self.total, self.each, self.executors = 100 * GIB, 0, []
+        self.total, self.each, self.main = 100 * GIB, 0, Stream()
+        self.executors: list[Slots] = []
 
     def reserved(self) -> int:
         return sum(len(e.slots) for e in self.executors) * self.each + GIB
@@ -45,9 +59,8 @@ class Device:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     device = Device()
-    stream = SimpleNamespace(wait_stream=lambda other: None, synchronize=lambda: None)
     fakes = dict(
-        Stream=lambda: stream, stream=lambda s: nullcontext(), current_stream=lambda: stream, graph_pool_handle=object,
+        Stream=Stream, stream=lambda s: nullcontext(), current_stream=lambda: device.main, graph_pool_handle=object,
         memory_reserved=device.reserved, mem_get_info=lambda: (device.total - device.reserved(), device.total),
         synchronize=lambda: None, empty_cache=lambda: None,
     )  # fmt: skip
@@ -101,6 +114,44 @@ def test_a_slot_that_is_done_takes_the_next_client(many: Path, tmp_path: Path, d
     for slots in (1, 2, 4, "auto"):
         same(fallow.run(out=tmp_path, **MANY | {"slots": slots}).path, many)
     assert [len(e.slots) for e in device.executors] == [1, 2, 4, 9]
+    assert all(s.uses for e in device.executors for s in e.slots)
+
+
+def test_streams_wait_for_each_other(tmp_path: Path, device: Device) -> None:
+    """A slot's for what was made on the main one before it, twice (made, and the second round); and the other way round."""
+    fallow.run(out=tmp_path, **MANY | {"slots": 3})
+    streams = [s.stream for s in device.executors[0].slots]
+    assert [s.waited for s in streams] == [[device.main] * 2] * 3
+    assert device.main.waited == streams * 2
+
+
+def test_the_slot_that_was_free_for_longest_is_next(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of two steps end at once; one stream for all of them would leave the others without work."""
+    taken: list[int] = []
+    load = Slot.load
+
+    def loads(self: Slot, *args: Any) -> None:
+        taken.append([s.slot for s in device.executors[0].slots].index(self))
+        load(self, *args)
+
+    monkeypatch.setattr(Slot, "load", loads)
+    fallow.run(out=tmp_path, **MANY | {"slots": 3})
+    assert taken == [0, 1, 2] * 6
+
+
+def test_no_second_slot_before_the_first_has_made_a_step(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits for the device nothing is known of what a slot takes."""
+    steps, work = [], module.work
+
+    def waits(*args: Any) -> Any:
+        waiting = iter([False] * 40)
+        yield SimpleNamespace(query=lambda: next(waiting, True))
+        steps.append(len(device.executors[0].slots))
+        return (yield from work(*args))
+
+    monkeypatch.setattr(module, "work", waits)
+    fallow.run(out=tmp_path, **MANY | {"rounds": 1})
+    assert steps[0] == 1 and len(device.executors[0].slots) == 9
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -108,7 +159,9 @@ def test_as_many_slots_as_there_is_memory_for(many: Path, tmp_path: Path, device
     """Of 100 GiB one is in use and 20 go to each slot; with three 39 are left, less than twice that."""
     device.each = 20 * GIB
     same(fallow.run(out=tmp_path, **MANY).path, many)
-    assert [len(e.slots) for e in device.executors] == [3]
+    device.each, device.total = 0, GIB + GIB // 50  # a fiftieth is left
+    same(fallow.run(out=tmp_path, **MANY).path, many)
+    assert [len(e.slots) for e in device.executors] == [3, 1]
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["allocator", "driver"])
@@ -126,7 +179,7 @@ def test_out_of_memory_halves_the_slots_and_goes_on(
 
     monkeypatch.setattr(CapturedSlot, "make", failing)
     same(fallow.run(out=tmp_path, **MANY).path, many)
-    assert 1 < len(device.executors[-1].slots) <= 4
+    assert 1 < len(device.executors[-1].slots) <= 4 and device.executors[-1].world.finished == 9
     assert caplog.messages[0].startswith("the device is out of memory with ") and len(caplog.messages) == 1
 
 
@@ -181,9 +234,11 @@ def test_a_spoilt_capture_leaves_its_memory(device: Device, monkeypatch: pytest.
 
     pool = Pool()
     first = pool.handle
-    graph = SimpleNamespace(capture_begin=lambda **keys: None, capture_end=lambda: None)
+    begun: list[Any] = []
+    graph = SimpleNamespace(capture_begin=lambda **keys: begun.append(keys), capture_end=lambda: None)
     with pool.capturing(graph):  # type: ignore[arg-type]
         assert not gc.isenabled()
+    assert begun == [{"pool": first, "capture_error_mode": "thread_local"}]
     assert gc.isenabled() and pool.handle is first and not ended
     with pytest.raises(RuntimeError, match="invalidated"), pool.capturing(graph):  # type: ignore[arg-type]
         graph.capture_end = invalid
@@ -193,6 +248,16 @@ def test_a_spoilt_capture_leaves_its_memory(device: Device, monkeypatch: pytest.
 def test_without_capture_nothing_is_captured(tmp_path: Path) -> None:
     for capture in (True, False):
         assert set_up(tmp_path / str(capture), capture=capture).world.net().replayed("running").enabled is capture
+
+
+def test_a_numbered_device_is_made_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, made = set_up(tmp_path).world, []
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", made.append, raising=False)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
+    for name in ("cuda", "cuda:1"):
+        world.device = torch.device(name)
+        world._set_up_device()
+    assert made == [1]
 
 
 def test_there_are_so_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,17 +313,19 @@ def test_only_recurring_shapes_are_captured_and_not_too_many(monkeypatch: pytest
     assert call(OnDevice(7)) == "captured 7"
 
 
-def test_inference_out_of_memory_is_the_slots_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inference_out_of_memory_is_the_slots_matter(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in OUT_OF_MEMORY:
 
         def capture(self: Any, x: Any, error: RuntimeError = error) -> Any:
             raise error
 
         monkeypatch.setattr(Replayed, "_capture", capture)
-        call = Replayed(lambda x: x.shape[0])
+        call = Replayed(lambda x: x.shape[0], Pool())
         assert [call(OnDevice(5)) for _ in range(2)] == [5, 5]
         with pytest.raises(RuntimeError, match="out of memory"):
             call(OnDevice(5))
+        call = Replayed(lambda x: x.shape[0])  # the server's evaluation: no slots to halve
+        assert [call(OnDevice(5)) for _ in range(4)] == [5] * 4 and not call.enabled
 
 
 def test_a_prediction_is_read_before_the_next_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

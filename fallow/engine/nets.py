@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fallow.engine.replay import Pool, Replayed
+from fallow.engine.replay import Pool, Replayed, first_line, out_of_memory
 from fallow.errors import UserError
 from fallow.methods.state import HEAVY, Layout, State, padding
 from fallow.models.norms import adopt
 
 Rows = Sequence[Tensor | None]
+VARIANTS = 64  # of passes (shapes, parts, statistics) that are compiled; torch would stop at 8
 
 
 def forward(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor) -> Tensor:
@@ -25,14 +26,17 @@ def forward(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor) -> 
 @cache
 def compiler() -> Any:
     """One compiled function for all nets: what it is made for depends on shapes and modes, not on whose weights they are."""
+    torch._dynamo.config.recompile_limit = VARIANTS
     return torch.compile(forward)
 
 
 def compiled(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor) -> Tensor:
     try:
         return compiler()(module, weights, x)
-    except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as e:
-        raise UserError(f"torch.compile failed ({str(e).splitlines()[0]})", "use compile=false") from e
+    except torch._dynamo.exc.TorchDynamoException as e:
+        if out_of_memory(e):
+            raise
+        raise UserError(f"torch.compile failed ({first_line(e)})", "use compile=false") from e
 
 
 class NetHandle:

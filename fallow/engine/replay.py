@@ -25,8 +25,12 @@ def out_of_memory(error: BaseException) -> bool:
 
 @cache
 def complain(what: str, why: str) -> None:
-    """Once, however many slots it happens in."""
-    log.warning("%s cannot be captured (%s); going on eagerly, which is slower", what, why.splitlines()[0])
+    """Once a run, however many slots it happens in."""
+    log.warning("%s cannot be captured (%s); going on eagerly, which is slower", what, why)
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 class Pool:
@@ -65,7 +69,8 @@ class Replayed:
     """Calls `function(x)`. On CUDA a shape's third call is captured; what cannot be captured is called as it is.
 
     The result lies in a buffer until the next replay of a graph of the same `pool` (by default its own graphs only).
-    At most `most` shapes are captured.
+    At most `most` shapes are captured. Out of memory is for the slot whose pool it is; without one it is one more reason
+    to call.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Replayed:
         enabled: bool = True,
     ):
         self.function, self.pool, self.most, self.enabled = function, pool, most, enabled
+        self.of_slot = pool is not None
         self._uses: dict[Any, int] = {}
         self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self._stream: Any = None
@@ -95,11 +101,11 @@ class Replayed:
         try:
             self._graphs[shape] = self._capture(x)
         except RuntimeError as e:
-            if out_of_memory(e):
+            if self.of_slot and out_of_memory(e):
                 raise
             self.enabled = False
             self._graphs.clear()
-            complain("inference", str(e))
+            complain("inference", first_line(e))
         return self(x)
 
     def _capture(self, x: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:

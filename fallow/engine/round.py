@@ -138,8 +138,6 @@ class Federated:
         return any((spec.optimizer or self.o.optimizer_state) == "travel" for spec in nets)
 
     def _check(self, outcomes: list[Outcome], tally: Tally) -> None:
-        if not outcomes:
-            return
         tally.add(o.logs for o in outcomes)
         bad = [o.party for o, finite in zip(outcomes, torch.stack([o.finite for o in outcomes]).tolist()) if not finite]
         if bad:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fallow.engine.feed import Step
 from fallow.engine.party import Job, Outcome, run_step, work
-from fallow.engine.replay import CAPTURE_AT, Pool, complain, out_of_memory
+from fallow.engine.replay import CAPTURE_AT, Pool, complain, first_line, out_of_memory
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
 from fallow.errors import UserError
@@ -78,7 +78,7 @@ class CapturedSlot:
             if out_of_memory(e):
                 raise
             self.capture = False
-            complain("a step", str(e))
+            complain("a step", first_line(e))
             run_step(self.slot, step)
             return
         if len(self.graphs) > MOST_GRAPHS:
@@ -133,7 +133,8 @@ class Slots:
         self.world = world
         self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
         self.slots: list[CapturedSlot] = []
-        self._before = 0  # bytes torch had reserved before the first slot
+        self._taken = 0  # bytes torch has reserved while slots worked
+        complain.cache_clear()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
         while True:
@@ -154,20 +155,21 @@ class Slots:
             torch.cuda.synchronize()
             self.world.finished = 0  # all begin again
             self.slots.clear()
+            self._taken = 0
             gc.collect()
             torch.cuda.empty_cache()
 
     def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
         queue: deque[tuple[int, Job]] = deque(enumerate(jobs))
         outcomes: dict[int, Outcome] = {}
-        main = torch.cuda.current_stream()
+        main, before = torch.cuda.current_stream(), torch.cuda.memory_reserved()
         self.world.sharing = max(1, min(self.limit, len(jobs)))
         free = deque(self.slots)  # the one that has been free for longest comes next: a busier one's stream may have work left
         for slot in self.slots:
             slot.stream.wait_stream(main)
         working: list[Working] = []
         while queue or working:
-            if queue and self._another(len(jobs)):
+            if queue and self._another(len(jobs), before):
                 free.appendleft(self.slots[-1])
             if queue and free:
                 position, job = queue.popleft()
@@ -186,20 +188,24 @@ class Slots:
                         free.append(w.slot)
         for slot in self.slots:
             main.wait_stream(slot.stream)
+        self._taken += torch.cuda.memory_reserved() - before
         return [outcomes[k] for k in range(len(jobs))]
 
-    def _another(self, wanted: int) -> bool:
-        """Makes a slot, if memory has room for it; the parties at work have shown what one takes."""
+    def _another(self, wanted: int, before: int) -> bool:
+        """Makes a slot, if memory has room for it; those that have made steps show what one takes."""
         if len(self.slots) >= min(self.limit, wanted):
             return False
-        if not self.slots:
-            self._before = torch.cuda.memory_reserved()
-        elif not self._room():
-            self.limit = len(self.slots)
+        if self.slots and not (any(s.uses for s in self.slots) and self._room(before)):
             return False
         self.slots.append(CapturedSlot(self.world, self.world.method.captured))
         self.slots[-1].stream.wait_stream(torch.cuda.current_stream())
         return True
+
+    def _room(self, before: int) -> bool:
+        """Whether another slot is likely to fit: twice what each has reserved so far, since some have not captured yet."""
+        free, total = torch.cuda.mem_get_info()
+        each = (self._taken + torch.cuda.memory_reserved() - before) / len(self.slots)
+        return free > 2 * each and free > 0.05 * total
 
     def _advance(self, w: Working) -> bool:
         """One step of a party, if it need not wait; true when its work is done."""
@@ -218,12 +224,6 @@ class Slots:
         else:
             w.waiting = item
         return False
-
-    def _room(self) -> bool:
-        """Whether another slot is likely to fit: twice what each has reserved so far, since some have not captured yet."""
-        free, total = torch.cuda.mem_get_info()
-        each = (torch.cuda.memory_reserved() - self._before) / len(self.slots)
-        return free > 2 * each and free > 0.05 * total
 
     # -- inference -------------------------------------------------------------------------------------------------------
     def infer(self, function: Callable[[int, int], Tensor], count: int, batch: int) -> Tensor:

@@ -55,7 +55,7 @@ def reuse_memory() -> None:
 
 
 class World:
-    """Read-only for everyone but for `finished`; the engine's parties, slots and server all look at this."""
+    """Read-only for everyone but for `finished` and `sharing`; the engine's parties, slots and server all look at this."""
 
     def __init__(self, options: Config, method: Method, source: Source, federation: Federation):
         self.options, self.method, self.source, self.federation = options, method, source, federation
@@ -96,7 +96,8 @@ class World:
         if self.device.type == "cpu":
             reuse_memory()
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # streams, graphs and free memory are asked of the current one
+            if self.device.index is not None:
+                torch.cuda.set_device(self.device)  # streams, graphs and free memory are asked of the current one
             torch.backends.cudnn.benchmark = False
             tf32 = self.precision != "fp32"  # bf16: what stays in float32 (FedDure's regulators) may use it too
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
