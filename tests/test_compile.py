@@ -55,6 +55,24 @@ def test_compiled_passes_are_the_same_for_every_net(half: bool, monkeypatch: pyt
     assert made > 0 and counters["stats"]["unique_graphs"] == made  # none for the second net
 
 
+def test_many_variants_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch itself stops at eight and goes on uncompiled; batches joined in ten ways are ten variants."""
+    from torch._dynamo.utils import counters
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compile(function, backend="aot_eager"))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    nets.compiler.cache_clear()
+    torch._dynamo.reset()
+    net = nets.NetHandle(models.build("small-cnn", 10, 1, norm="bn", size=8), torch.device("cpu"))
+    net.compile = True
+    counters.clear()
+    for n in range(2, 12):
+        net(torch.zeros(13, 1, 8, 8), parts=(n, 13 - n))
+    nets.compiler.cache_clear()
+    assert counters["stats"]["unique_graphs"] == 10
+
+
 @pytest.mark.slow
 @needs_compiler
 def test_a_compiled_run_learns_alike(tmp_path: Path) -> None:
