@@ -92,9 +92,9 @@ def measure(model: str, clients: int, batch: int, device: str, repeats: int) -> 
 def on_cuda(world: World, bound_world: World, plain_world: World, repeats: int) -> dict[str, float | None]:
     clients = world.options.clients
     plain = [(slot := Slot(plain_world), first_step(plain_world, slot, c)) for c in range(clients)]
-    slots = [CapturedSlot(world) for _ in range(clients)]
+    slots = [CapturedSlot(world, torch.cuda.Stream()) for _ in range(clients)]
     steps = [first_step(world, s.slot, c) for c, s in enumerate(slots)]
-    whole = CapturedSlot(bound_world)
+    whole = CapturedSlot(bound_world, torch.cuda.Stream())
     one = first_step(bound_world, whole.slot, 0)
     torch.cuda.synchronize()
 

@@ -53,8 +53,8 @@ class Graph:
 class CapturedSlot:
     """A slot with a stream of its own and its graphs, which share one memory pool since they never run at once."""
 
-    def __init__(self, world: World, capture: bool = True):
-        self.stream = torch.cuda.Stream()
+    def __init__(self, world: World, stream: torch.cuda.Stream, capture: bool = True):
+        self.stream = stream
         self.slot = Slot(world)
         self.capture = capture
         self.graphs: OrderedDict[Any, Graph] = OrderedDict()
@@ -133,6 +133,7 @@ class Slots:
         self.world = world
         self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
         self.slots: list[CapturedSlot] = []
+        self.streams: list[torch.cuda.Stream] = []  # outlive their slots: cuBLAS keeps work memory for each it has seen
         self._taken = 0  # bytes torch has reserved while slots worked
         complain.cache_clear()
 
@@ -197,7 +198,9 @@ class Slots:
             return False
         if self.slots and not (any(s.uses for s in self.slots) and self._room(before)):
             return False
-        self.slots.append(CapturedSlot(self.world, self.world.method.captured))
+        if len(self.streams) == len(self.slots):
+            self.streams.append(torch.cuda.Stream())
+        self.slots.append(CapturedSlot(self.world, self.streams[len(self.slots)], self.world.method.captured))
         self.slots[-1].stream.wait_stream(torch.cuda.current_stream())
         return True
 
