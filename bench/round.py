@@ -1,9 +1,10 @@
 """Seconds per round, with the share of each phase, in three papers' settings on CIFAR-10-sized data.
 
-    python -m bench.round [--only semifl fedloke feddb] [--rounds 6] [--tiny] [--out FILE.json]
+    python -m bench.round [--only semifl fedloke feddb] [--rounds 8] [--views] [--tiny] [--out FILE.json]
 
 Images are random (time, not accuracy, is measured); every sample passes the threshold. Client sizes do not divide by
-the batch, as in real splits.
+the batch, as in real splits. `--views` runs each setting a second time with images as they are in place of weak and
+strong views; what the clients save by it is what their views cost.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+PLAIN = {"labelled": "plain", "weak": "plain", "strong": "plain"}
+
+
 def random_source(train: int, test: int, size: int = 32) -> Source:
     generator = torch.Generator().manual_seed(0)
 
@@ -65,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(SETTINGS))
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--views", action="store_true", help="also what the views cost, by a second run without them")
     parser.add_argument("--tiny", action="store_true", help="small sizes, to try the script")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--set", nargs="*", default=[], help="further key=value")
@@ -74,7 +79,11 @@ def main() -> None:
     results = []
     for name in args.only:
         try:
-            results.append(measure(name, args.rounds, args.tiny, **parse_pairs(args.set)))
+            given = parse_pairs(args.set)
+            results.append(measure(name, args.rounds, args.tiny, **given))
+            if args.views:
+                without = measure(name, args.rounds, args.tiny, **given | {"augment": PLAIN})
+                results[-1]["clients_without_views"] = without["phases"]["clients"]
         except Exception as e:  # a bench goes on with the next setting
             import traceback
 
@@ -84,6 +93,9 @@ def main() -> None:
         r = results[-1]
         shares = "  ".join(f"{k} {v:.3f}" for k, v in r["phases"].items())
         print(f"{name:8s} {r['seconds']:.3f} s a round ({shares}); first round {r['first']:.1f} s", flush=True)
+        if args.views:
+            steps = r["clients_without_views"]
+            print(f"{'':8s} views: {r['phases']['clients'] - steps:.3f} s beside {steps:.3f} s of steps at the clients", flush=True)
     report.write(args.out, results, bench="round", tiny=args.tiny)
 
 
