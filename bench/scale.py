@@ -104,6 +104,7 @@ def main() -> None:
         for _ in range(args.passes):
             for clients in args.clients:
                 found[clients].append(apart(method, clients, args))
+                print(f"{method}, {clients:,} clients: {found[clients][-1]['fastest']:.3f} s a round", flush=True)
         best: list[dict[str, Any]] = [least(several) for several in found.values()]
         results += best
         for r in best:

@@ -167,7 +167,7 @@ class Config(Section):
     slots: int | Literal["auto"] = key("auto", "parties that train at once")
     capture: bool = key(True, "replay captured steps and predictions on CUDA")
     compile: bool = key(False, "torch.compile the models' passes, in place of our kernels for norm and ReLU; the first rounds wait for it")
-    fused: bool = key(True, "norm and ReLU in one kernel on CUDA; false: torch's own")
+    fused: bool = key(True, "norm with ReLU, and the optimiser, in kernels of our own on CUDA; false: torch's")
     deterministic: bool = key(False, "exactly repeatable on CUDA (CPU always is)")
     keep_memory: float = key(4.0, "GiB of the device's memory for what clients keep; the rest goes to disk", ge=0)
     view_memory: float = key(1.0, "GiB for views made ahead", gt=0)

@@ -1,4 +1,4 @@
-"""Torch modes that refuse what a captured step cannot have: host reads, value-dependent shapes, random numbers.
+"""Torch modes that refuse what a captured step cannot have: host reads and copies, value-dependent shapes, random numbers.
 
 They hold on the CPU, so a step that could not be captured on a GPU already fails on a laptop.
 """
@@ -31,10 +31,16 @@ class NotCapturable(AssertionError):
 
 
 class _Dispatch(TorchDispatchMode):
+    def __init__(self, copies: bool):
+        super().__init__()
+        self.copies = copies
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.partition("::")[2]
         if name in HOST:
             raise NotCapturable(f"{name} reads a value on the host")
+        if name == "lift_fresh" and not self.copies:
+            raise NotCapturable("a tensor of host values would be copied to the device")
         if name in SHAPES or (name == "repeat_interleave" and (kwargs or {}).get("output_size") is None):
             raise NotCapturable(f"the shape of {name}'s result depends on values")
         if name in BY_MASK and any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
@@ -54,11 +60,11 @@ class _Function(TorchFunctionMode):
 
 
 @contextmanager
-def strict() -> Iterator[None]:
-    """Refuses, inside, whatever could not be captured."""
+def strict(copies: bool = False) -> Iterator[None]:
+    """Refuses, inside, whatever could not be captured; but for copies to the device, if these are to be had."""
     with ExitStack() as modes:
         modes.enter_context(_Function())
-        modes.enter_context(_Dispatch())
+        modes.enter_context(_Dispatch(copies))
         yield
 
 
@@ -69,12 +75,12 @@ def relaxed() -> Iterator[None]:
         yield
 
 
-def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+def guarded(function: Callable[..., Any], copies: bool = False) -> Callable[..., Any]:
     """The function, which may then do nothing that cannot be captured."""
 
     @functools.wraps(function)
     def inner(*args: Any, **kwargs: Any) -> Any:
-        with strict():
+        with strict(copies):
             return function(*args, **kwargs)
 
     return inner

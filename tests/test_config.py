@@ -143,6 +143,8 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     assert config_hash(options) == config_hash(stored(path)[1])
     same, other = options.model_copy(update={"slots": 5, "keep_memory": 1.0}), options.model_copy(update={"seed": 1})
     assert config_hash(same) == config_hash(options) != config_hash(other)
+    kernels = {config_hash(options.model_copy(update=u)) for u in ({}, {"compile": False}, {"compile": True}, {"fused": False})}
+    assert len(kernels) == 3  # they round otherwise
 
 
 def test_other_defaults() -> None:

@@ -21,7 +21,7 @@ from fallow.engine.round import Federated
 from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
-from fallow.methods.base import Net
+from fallow.methods.base import Method, Net
 from fallow.methods.state import State
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
@@ -71,7 +71,7 @@ def capturable(monkeypatch: pytest.MonkeyPatch) -> Any:
             return view(self, *args)
 
     def guard(method: type) -> None:
-        monkeypatch.setattr(method, "begin", guarded(method.begin))  # type: ignore[attr-defined]
+        monkeypatch.setattr(method, "begin", guarded(method.begin, copies=True))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(eager, "run_step", step)
     monkeypatch.setattr(World, "view", outside)
@@ -90,6 +90,17 @@ def test_runs_where_labels_may_be_and_could_be_captured(name: str, labels: str, 
     same(result.path, reference(name, labels))  # the modes change nothing
 
 
+def test_a_step_may_log_a_plain_number(tmp_path: Path, capturable: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Method.supervised
+
+    def logging(self: Method, s: Any, b: Any) -> None:
+        plain(self, s, b)
+        s.log(half=0.5)
+
+    monkeypatch.setattr(Method, "supervised", logging)
+    assert [r["half"] for r in fallow.run(out=tmp_path, **settings("fedavg", "clients")).metrics] == [0.5, 0.5]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_says_why_where_labels_may_not_be(name: str, tmp_path: Path) -> None:
     for labels in set(SCENARIOS) - set(find(name).scenarios):
@@ -99,20 +110,20 @@ def test_says_why_where_labels_may_not_be(name: str, tmp_path: Path) -> None:
 
 
 def test_the_modes_refuse() -> None:
-    x = torch.arange(4.0)
+    x, chosen = torch.arange(4.0), torch.tensor([0, 2])
     refused = [
         lambda: x.sum().item(), lambda: bool(x.sum() > 0), lambda: float(x[0]), lambda: x.tolist(), lambda: x.numpy(),
         lambda: x[x > 1], lambda: x.nonzero(), lambda: x.masked_select(x > 1), lambda: torch.where(x > 1),
         lambda: x.clone().index_put_((x > 1,), x[:2]), lambda: x.unique(), lambda: torch.rand(2), lambda: torch.randn_like(x),
         lambda: torch.bernoulli(x / 4), lambda: torch.dropout(x, 0.5, True), lambda: torch.multinomial(x, 1),
-        lambda: torch.randperm(3), lambda: x.clone().normal_(),
+        lambda: torch.randperm(3), lambda: x.clone().normal_(), lambda: torch.tensor(0.5), lambda: torch.as_tensor(0.5),
     ]  # fmt: skip
     for number, what in enumerate(refused):
         with pytest.raises(NotCapturable), strict():
             what()
             pytest.fail(f"number {number} passed")
     with strict():
-        y = torch.where(x > 1, x, 0.0)[torch.tensor([0, 2])].softmax(0).max(0)
+        y = torch.where(x > 1, x, 0.0)[chosen].softmax(0).max(0)
         with relaxed():
             assert y.values.item() > 0.5
 

@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import TINY
+from safetensors.torch import load_file
 from strict import relaxed, strict
 from torch import nn
 
+import fallow
 from fallow import models
 from fallow.engine import feed, statistics
 from fallow.engine.eager import Eager
@@ -541,7 +544,7 @@ def test_begin_and_step_are_tensor_code(tmp_path: Path, keys: dict[str, Any]) ->
             return make(*args)
 
     f.world.view = view  # type: ignore[method-assign]
-    with strict():
+    with strict(copies=True):
         found = f.method.begin(party)
     plan = f.method.plan(party, {k: v.numpy() for k, v in found.items()})
     steps = list(feed.steps(f.world, plan, 1, lambda made, n, *_: {"lr/model": torch.full((n,), 0.03), "key": torch.arange(n)}))
@@ -658,3 +661,11 @@ def test_static_statistics_of_a_run(tmp_path: Path) -> None:
     exact = statistics.static(w, f._inference, state, active).groups["statistics"]
     w.options = w.options.model_copy(update={"sbn": "pooled"})
     assert torch.allclose(exact, statistics.static(w, f._inference, state, active).groups["statistics"], atol=1e-5)
+
+
+@pytest.mark.parametrize("data", ["all", "active"])
+def test_how_often_one_tests_does_not_change_the_statistics_clients_get(data: str, tmp_path: Path) -> None:
+    """Those of `active` are made by the round's own clients, not by whoever was there at the last test."""
+    keys = TINY | {"method": "semifl", "labels": "server", "threshold": 0.12, "norm": "bn", "sbn_data": data, "rounds": 4, "active": 1}
+    often, once = (load_file(fallow.run(out=tmp_path, **keys | {"eval_every": n}).path / "model.safetensors") for n in (1, 4))
+    assert all(torch.equal(often[k], once[k]) for k in often)

@@ -20,6 +20,7 @@ from fallow.engine import slots as module
 from fallow.engine.feed import Step
 from fallow.engine.party import Job, Party, run_step
 from fallow.engine.replay import Pool, Replayed, complain, out_of_memory
+from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
 from fallow.engine.slots import CapturedSlot, Graph, Slots, ahead
 from fallow.engine.world import device_of
@@ -194,6 +195,62 @@ def test_out_of_memory_with_one_slot_ends_the_run(
         fallow.run(out=tmp_path, **MANY | {"slots": 1})
 
 
+def test_a_slot_that_cannot_be_made_is_done_without(
+    many: Path, tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    init = CapturedSlot.__init__
+
+    def failing(self: CapturedSlot, *given: Any) -> None:
+        if device.executors[-1].slots:
+            raise OUT_OF_MEMORY[0]
+        init(self, *given)
+
+    monkeypatch.setattr(CapturedSlot, "__init__", failing)
+    same(fallow.run(out=tmp_path, **MANY).path, many)
+    assert caplog.messages == ["the device is out of memory with 2 slots; going on with 1"]
+
+
+@pytest.mark.parametrize("where", ["test_logits", "_with_statistics", "_updates"])
+def test_out_of_memory_beside_the_parties_work_begins_the_round_again(
+    where: str, many: Path, tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    plain = getattr(Federated, where)
+
+    def failing(self: Federated, *given: Any) -> Any:
+        if device.executors and len(device.executors[-1].slots) > 4:
+            raise OUT_OF_MEMORY[1]
+        return plain(self, *given)
+
+    monkeypatch.setattr(Federated, where, failing)
+    same(fallow.run(out=tmp_path, **MANY).path, many)
+    assert caplog.messages == ["the device is out of memory with 9 slots; going on with 4"]
+
+
+def test_out_of_memory_in_the_servers_turn_keeps_count_of_the_clients(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, failed = Slots._run, []
+
+    def failing(self: Slots, jobs: Any) -> Any:
+        if jobs[0].party < 0 and not failed:
+            failed.append(jobs)
+            raise OUT_OF_MEMORY[0]
+        return plain(self, jobs)
+
+    monkeypatch.setattr(Slots, "_run", failing)
+    fallow.run(out=tmp_path, **settings("semifl", "server", clients=4, active=4, rounds=1, slots=4))
+    assert failed and device.executors[-1].world.finished == 4
+
+
+def test_out_of_memory_without_slots_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Federated, state: Any) -> Any:
+        raise OUT_OF_MEMORY[0]
+
+    monkeypatch.setattr(Federated, "test_logits", failing)
+    with pytest.raises(UserError, match="the device is out of memory; take smaller batches"):
+        fallow.run(out=tmp_path, **MANY)
+
+
 def test_other_errors_are_not_taken_for_it(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: CapturedSlot, step: Step) -> None:
         raise RuntimeError("shapes do not match")
@@ -204,6 +261,12 @@ def test_other_errors_are_not_taken_for_it(tmp_path: Path, device: Device, monke
     assert not out_of_memory(ValueError("no")) and out_of_memory(
         RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling")
     )
+    with pytest.raises(RuntimeError, match="invalidated") as caught:  # what ends a capture that it has spoilt
+        try:
+            raise OUT_OF_MEMORY[0]
+        finally:
+            raise RuntimeError("capture was invalidated")
+    assert out_of_memory(caught.value)
 
 
 # -- captures that fail ------------------------------------------------------------------------------------------------
@@ -266,6 +329,10 @@ def test_there_are_so_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_of("cuda:1").index == 1 and device_of("cuda").index is None
     with pytest.raises(UserError, match="there is no device cuda:2; torch sees 2"):
         device_of("cuda:2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # under torchrun
+    assert device_of("cuda").index is None
+    with pytest.raises(UserError, match="device=cuda:1 would put all processes of this machine on one GPU; use device=cuda"):
+        device_of("cuda:1")
 
 
 # -- captured inference --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from fallow.engine.feed import Step
 from fallow.engine.party import Job, Outcome, run_step, work
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
+from fallow.errors import UserError
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -52,11 +53,8 @@ class Eager:
     def __init__(self, world: World):
         self.world = world
         wanted = world.options.slots
-        self.workers = (cores() if world.device.type == "cpu" else 1) if wanted == "auto" else int(wanted)
-        if world.device.type == "cpu":
-            self.workers = min(self.workers, cores())
-        else:
-            self.workers = 1
+        most = cores() if world.device.type == "cpu" else 1
+        self.workers = most if wanted == "auto" else min(int(wanted), most)
         world.sharing = self.workers
         self._free: SimpleQueue[Slot] = SimpleQueue()  # the pool may have more threads than there are slots
         self._made = 0
@@ -90,6 +88,9 @@ class Eager:
                     raise InterruptedError
         finally:
             self._free.put(slot)
+
+    def shrink(self) -> None:
+        raise UserError("the device is out of memory", "take smaller batches or a smaller model; the rounds before are kept")
 
     def infer(self, function: Callable[[int, int], torch.Tensor], count: int, batch: int) -> torch.Tensor:
         """Concatenated results of `function(start, stop)` over consecutive ranges."""

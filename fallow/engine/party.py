@@ -136,7 +136,7 @@ class Party:
 
     def judge(self, samples: Samples, label: Tensor, sure: Tensor | None = None) -> None:
         """Logs the label ratio and, where true labels are known, label accuracy."""
-        rows = torch.from_numpy(samples.rows).to(self.world.device)
+        rows = self.world.put(samples.rows)
         self.slot.judge(feed.Part({"_truth": self.world.truth[rows]}), label, sure)
 
     def log(self, **values: Any) -> None:

@@ -153,6 +153,9 @@ class Ranks:
             outcomes |= zip(shares[rank], map(_outcome, answer["outcomes"]))
         return [outcomes[k] for k in range(len(jobs))]
 
+    def shrink(self) -> None:
+        self.inner.shrink()
+
     def infer(self, function: Any, count: int, batch: int) -> Tensor:
         return self.inner.infer(function, count, batch)
 

@@ -17,10 +17,16 @@ log = logging.getLogger(__name__)
 CAPTURE_AT = 3  # uses of a step's signature or of a prediction's shape
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Torch has a type for its allocator's complaint; the driver's own, of graphs and handles, is known by its words."""
+def out_of_memory(error: BaseException | None) -> bool:
+    """Torch has a type for its allocator's complaint; the driver's own, of graphs and handles, is known by its words.
+
+    Ending a capture that it has spoilt raises another error in its place.
+    """
+    if error is None:
+        return False
     said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "alloc_failed" in said
+    here = isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "alloc_failed" in said
+    return here or out_of_memory(error.__context__)
 
 
 @cache

@@ -15,6 +15,7 @@ from fallow.engine.keep import Keep
 from fallow.engine.measuring import Measuring
 from fallow.engine.pack import size
 from fallow.engine.party import LARGE, SERVER, Job, Outcome, Tally
+from fallow.engine.replay import out_of_memory
 from fallow.engine.schedule import Schedule
 from fallow.engine.server import Server
 from fallow.engine.statistics import static
@@ -28,6 +29,9 @@ class Executor(Protocol):
     """What carries out parties' work: eager.py, slots.py."""
 
     def run(self, jobs: list[Job]) -> list[Outcome]: ...
+    def shrink(self) -> None:
+        """Gives up what memory it can, since the rest of the round needs it, or says that it cannot."""
+
     def infer(self, function: Any, count: int, batch: int) -> torch.Tensor: ...
 
 
@@ -59,11 +63,15 @@ class Federated:
     def round(self, number: int) -> dict[str, Any]:
         """Carries out round `number` (from 0); its row of metrics. If it fails, the round before still stands."""
         entries = dict(self.server.entries)
-        try:
-            return self._round(number)
-        except BaseException:
-            self.server.entries = entries
-            raise
+        while True:
+            try:
+                return self._round(number)
+            except BaseException as e:
+                self.server.entries = dict(entries)
+                if not (isinstance(e, RuntimeError) and out_of_memory(e) and self.whole):
+                    raise
+            self._tested = None
+            self.executor.shrink()
 
     def _round(self, number: int) -> dict[str, Any]:
         server, turn = self.server, self.o.server_turn if self.server_trains else ""
@@ -74,6 +82,8 @@ class Federated:
         if turn.startswith("before"):
             self._turn(tally)
         with self._phase("statistics"):
+            if self.world.statistics == "static" and self.o.sbn_data == "active":
+                server["model"] = server.model.only("parameters")  # whoever was there at the last test may not be now
             self._with_statistics()
         server.sent = server.model
         jobs = self._jobs(beside=turn == "beside")

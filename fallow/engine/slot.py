@@ -128,8 +128,8 @@ class Slot:
                 kept = torch.ones_like(value, dtype=torch.bool) if rows is None else rows
                 self._count(name, (value * kept).sum(), kept.sum())
             else:
-                value = torch.as_tensor(value, device=self.world.device)
-                self._count(name, value, torch.ones((), device=self.world.device))
+                value = value if torch.is_tensor(value) else torch.full((), float(value), device=self.world.device)
+                self._count(name, value.to(self.world.device), torch.ones((), device=self.world.device))
 
     def _count(self, name: str, total: Tensor, count: Tensor) -> None:
         if name not in self.logs:

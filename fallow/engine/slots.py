@@ -12,7 +12,7 @@ import gc
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -118,7 +118,6 @@ class Working:
     steps: Iterator[Any]
     waiting: torch.cuda.Event | None = None
     images: int = 0  # of its last step
-    outcome: Outcome | None = field(default=None)
 
 
 def ahead(images: int) -> int:
@@ -134,31 +133,36 @@ class Slots:
         self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
         self.slots: list[CapturedSlot] = []
         self.streams: list[torch.cuda.Stream] = []  # outlive their slots: cuBLAS keeps work memory for each it has seen
+        self._most = 0  # slots there were, with one that was about to be
         self._taken = 0  # bytes torch has reserved while slots worked
         complain.cache_clear()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
+        finished = self.world.finished
         while True:
             try:
                 return self._run(jobs)
             except RuntimeError as e:
                 if not out_of_memory(e):
                     raise
-                had = len(self.slots)
-            # outside of `except`: the error's traceback holds on to what is to be freed
-            if had <= 1:
-                raise UserError(
-                    "the device is out of memory with a single slot",
-                    "take smaller batches or a smaller model; the rounds before are kept",
-                )
-            self.limit = had // 2
-            log.warning("the device is out of memory with %d slots; going on with %d", had, self.limit)
-            torch.cuda.synchronize()
-            self.world.finished = 0  # all begin again
-            self.slots.clear()
-            self._taken = 0
-            gc.collect()
-            torch.cuda.empty_cache()
+            self.shrink()  # outside of `except`: the error's traceback holds on to what is to be freed
+            self.world.finished = finished  # all begin again
+
+    def shrink(self) -> None:
+        """Memory is short: no slot is left, and there will be half as many."""
+        had, self._most = self._most, 0
+        if had <= 1:
+            raise UserError(
+                "the device is out of memory with a single slot",
+                "take smaller batches or a smaller model; the rounds before are kept",
+            )
+        self.limit = had // 2
+        log.warning("the device is out of memory with %d slots; going on with %d", had, self.limit)
+        torch.cuda.synchronize()
+        self.slots.clear()
+        self._taken = 0
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
         queue: deque[tuple[int, Job]] = deque(enumerate(jobs))
@@ -182,9 +186,9 @@ class Slots:
                 turns += 1
                 for w in list(working):
                     with torch.cuda.stream(w.slot.stream):
-                        done = self._advance(w)
-                    if done and w.outcome is not None:
-                        outcomes[w.position] = w.outcome
+                        outcome = self._advance(w)
+                    if outcome is not None:
+                        outcomes[w.position] = outcome
                         working.remove(w)
                         free.append(w.slot)
         for slot in self.slots:
@@ -198,6 +202,7 @@ class Slots:
             return False
         if self.slots and not (any(s.uses for s in self.slots) and self._room(before)):
             return False
+        self._most = len(self.slots) + 1
         if len(self.streams) == len(self.slots):
             self.streams.append(torch.cuda.Stream())
         self.slots.append(CapturedSlot(self.world, self.streams[len(self.slots)], self.world.method.captured))
@@ -210,23 +215,22 @@ class Slots:
         each = (self._taken + torch.cuda.memory_reserved() - before) / len(self.slots)
         return free > 2 * each and free > 0.05 * total
 
-    def _advance(self, w: Working) -> bool:
-        """One step of a party, if it need not wait; true when its work is done."""
+    def _advance(self, w: Working) -> Outcome | None:
+        """One step of a party, if it need not wait; what its work came to, when it is done."""
         if w.waiting is not None:
             if not w.waiting.query():
-                return False
+                return None
             w.waiting = None
         try:
             item = next(w.steps)
         except StopIteration as end:
-            w.outcome = end.value
-            return True
+            return end.value
         if isinstance(item, Step):
             w.slot.make(item)
             w.images = item.images
         else:
             w.waiting = item
-        return False
+        return None
 
     # -- inference -------------------------------------------------------------------------------------------------------
     def infer(self, function: Callable[[int, int], Tensor], count: int, batch: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from contextlib import AbstractContextManager
 from typing import Any
@@ -31,9 +32,13 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device={name!r} is no device", "use cpu, cuda, cuda:N or auto") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+        raise UserError(f"device={name!r} cannot be used", "use cpu, cuda, cuda:N or auto")
+    if device.type == "cuda" and device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
+        raise UserError(f"device={name} would put all processes of this machine on one GPU", "use device=cuda, and each takes its own")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError("device=cuda was asked for, but torch sees no CUDA device", "use device=cpu") from None
+        raise UserError(f"device={name} was asked for, but torch sees no CUDA device", "use device=cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"there is no device {name}", f"torch sees {torch.cuda.device_count()}, the first is cuda:0")
     return device

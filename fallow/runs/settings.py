@@ -24,7 +24,8 @@ from fallow.methods.combining import refused
 Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
-UNHASHED = {"data_dir", "device", "slots", "capture", "compile", "fused", "keep_memory", "view_memory", "checkpoint_every", "track"} | MEASURING
+KERNELS = ("compile", "fused")  # other ones than usual round otherwise
+UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track"} | MEASURING
 
 
 def recipes() -> dict[str, Path]:
@@ -243,5 +244,6 @@ def stored(path: Path) -> tuple[type[Method], Config]:
 
 def config_hash(options: Config) -> str:
     """Equal for runs that must give equal results on one kind of device."""
-    keys = {k: v for k, v in options.model_dump(mode="json").items() if k not in UNHASHED}
+    usual = {k: type(options).model_fields[k].default for k in KERNELS}
+    keys = {k: v for k, v in options.model_dump(mode="json").items() if k not in UNHASHED or v != usual.get(k, v)}
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
