@@ -666,6 +666,6 @@ def test_static_statistics_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", ["all", "active"])
 def test_how_often_one_tests_does_not_change_the_statistics_clients_get(data: str, tmp_path: Path) -> None:
     """Those of `active` are made by the round's own clients, not by whoever was there at the last test."""
-    keys = TINY | {"method": "semifl", "labels": "server", "threshold": 0.12, "norm": "bn", "sbn_data": data, "rounds": 4, "active": 1}
+    keys = TINY | {"method": "semifl", "labels": "server", "threshold": 0.12, "norm": "bn", "sbn_data": data, "rounds": 4, "clients": 6, "active": 2}
     often, once = (load_file(fallow.run(out=tmp_path, **keys | {"eval_every": n}).path / "model.safetensors") for n in (1, 4))
     assert all(torch.equal(often[k], once[k]) for k in often)
