@@ -42,7 +42,8 @@ def weak_logits(party: Any, shuffled: bool = False, size: int = 250) -> Tensor:
         return party.predict(party.model, u, "weak", batch=size)
     order, stops = party.rng("labelling").permutation(len(u)), np.cumsum(cuts(len(u), True, size))
     parts = [party.predict(party.model, u.take(rows), "weak", batch=len(rows)) for rows in np.split(order, stops[:-1])]
-    return torch.cat(parts).index_select(0, party.world.put(np.argsort(order)))
+    back = torch.from_numpy(np.argsort(order)).to(parts[0].device)
+    return torch.cat(parts).index_select(0, back)
 
 
 def cuts(n: int, merge: bool, size: int = 250) -> list[int]:
