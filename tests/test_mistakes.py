@@ -62,6 +62,7 @@ WRONG = {
     "model=small-cn": "there is no model 'small-cn'; did you mean 'small-cnn'?",
     "device=gpu": "device='gpu' cannot be used; use cpu, cuda, cuda:N or auto.",
     "device=mps": "device='mps' cannot be used; use cpu, cuda, cuda:N or auto.",
+    "device=cuda:256": "device='cuda:256' cannot be used; use cpu, cuda, cuda:N or auto.",
     "device=cpu:3": "device='cpu:3' cannot be used; use cpu, cuda, cuda:N or auto.",
     "image.size=4": "few-digits has 8x8 images, which padding cannot bring to 4; set image.fit=resize.",
     "data=cifa10": "there is no data set 'cifa10'; did you mean 'cifar10'?",

@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import HERE, TINY, rows, same
+from test_rounds import set_up
 
 import fallow
+from fallow.engine import ranks
 from fallow.engine.ranks import deal, decoded, encoded
 from fallow.methods.state import State
 from fallow.runs.folder import RunFolder
@@ -81,6 +85,18 @@ def test_a_rank_that_dies_ends_the_run_which_can_be_resumed(tmp_path: Path) -> N
     resumed = fallow.resume(path, stop_after=done + 1)
     keys = TINY | {"data": "digits", "rounds": 500}
     same(fallow.run(out=tmp_path, name="through", stop_after=done + 1, **keys).path, resumed.path)
+
+
+def test_a_mistake_on_another_rank_is_told_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not taken for rank 0's own lack of memory, which begins the round again."""
+    begun: Future[dict[int, torch.Tensor]] = Future()
+    begun.set_result({1: encoded({"bug": "Traceback\nRuntimeError: CUDA out of memory"}, {})})
+    post, f = SimpleNamespace(others=range(1, 2), ask=lambda orders, layouts: begun), set_up(tmp_path)
+    monkeypatch.setattr(ranks, "post", lambda: post)
+    f.executor = ranks.Ranks(f.world, f.executor, {})
+    monkeypatch.setattr(f.executor, "shrink", lambda: pytest.fail("this rank has memory"))
+    with pytest.raises(ranks.RankFailed, match="on rank 1:\nTraceback\nRuntimeError: CUDA out of memory"):
+        f.round(0)
 
 
 def test_work_is_dealt_evenly() -> None:

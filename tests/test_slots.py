@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from test_rounds import CLASSES, set_up
 
 import fallow
 from fallow import runs
+from fallow.engine import round as round_module
 from fallow.engine import slots as module
 from fallow.engine.feed import Step
 from fallow.engine.party import Job, Party, run_step
@@ -240,6 +242,23 @@ def test_out_of_memory_in_the_servers_turn_keeps_count_of_the_clients(
     monkeypatch.setattr(Slots, "_run", failing)
     fallow.run(out=tmp_path, **settings("semifl", "server", clients=4, active=4, rounds=1, slots=4))
     assert failed and device.executors[-1].world.finished == 4
+
+
+def test_one_slot_makes_room_for_the_end(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Static statistics do not fit beside it, but the run's model gets them when it is given up."""
+    plain = round_module.static
+
+    def failing(*given: Any) -> Any:
+        if device.executors[-1].slots:
+            raise OUT_OF_MEMORY[0]
+        return plain(*given)
+
+    monkeypatch.setattr(round_module, "static", failing)
+    keys = settings("semifl", "server", clients=4, active=2, rounds=4, eval_every=4, slots=1)
+    with pytest.raises(UserError, match="out of memory with a single slot"):
+        fallow.run(out=tmp_path, name="short", **keys)
+    assert json.loads((tmp_path / "short" / "summary.json").read_text())["status"] == "failed"
+    assert (tmp_path / "short" / "model.safetensors").exists()
 
 
 def test_out_of_memory_without_slots_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

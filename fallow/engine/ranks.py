@@ -42,6 +42,10 @@ class RankLost(UserError):
         super().__init__(cause, "its own message, if it left one, is above")
 
 
+class RankFailed(Exception):
+    """A mistake showed on another rank, whose traceback this is."""
+
+
 def number() -> int:
     """This process's rank; 0 where torchrun did not start it."""
     return int(os.environ["RANK"]) if count() > 1 else 0
@@ -70,23 +74,24 @@ class Post:
         self._carry(rank, lambda: dist.send(torch.tensor([len(data)]), rank, group=self.group))
         self._carry(rank, lambda: dist.send(data, rank, group=self.group))
 
-    def receive(self, rank: int, layouts: Layouts, device: torch.device) -> Tree:
+    def receive(self, rank: int) -> Tensor:
+        """What was sent, still as bytes."""
         length = torch.zeros(1, dtype=torch.int64)
         self._carry(rank, lambda: dist.recv(length, rank, group=self.group))
         data = torch.empty(int(length), dtype=torch.uint8)
         self._carry(rank, lambda: dist.recv(data, rank, group=self.group))
-        return decoded(data, layouts, device)
+        return data
 
-    def ask(self, orders: dict[int, Tree], layouts: Layouts, device: torch.device) -> Future[dict[int, Tree]]:
+    def ask(self, orders: dict[int, Tree], layouts: Layouts) -> Future[dict[int, Tensor]]:
         """Sends orders and awaits the answers on a thread of its own: Ctrl-C cannot interrupt a wait inside gloo."""
-        answers: Future[dict[int, Tree]] = Future()
+        answers: Future[dict[int, Tensor]] = Future()
         self.open = False
 
         def exchange() -> None:
             try:
                 for rank, order in orders.items():
                     self.send(order, rank, layouts)
-                found = {rank: self.receive(rank, layouts, device) for rank in orders}
+                found = {rank: self.receive(rank) for rank in orders}
                 self.open = True
                 answers.set_result(found)
             except BaseException as e:
@@ -139,17 +144,17 @@ class Ranks:
     def __init__(self, world: World, inner: Executor, begin: Tree):
         """`begin` tells the other ranks what they need to build the same world."""
         self.world, self.inner, self.post, self.layouts = world, inner, post(), world.layouts()
-        self._begun: Future[dict[int, Tree]] | None = self._ask({rank: {"do": "begin"} | begin for rank in self.post.others})
+        self._begun: Future[dict[int, Tensor]] | None = self._ask({rank: {"do": "begin"} | begin for rank in self.post.others})
 
     def run(self, jobs: list[Job]) -> list[Outcome]:
         shares = deal([self._work(job) for job in jobs], 1 + len(self.post.others))
         if self._begun is not None:
-            _checked(self._begun.result())
+            self._answers(self._begun)
             self._begun = None
         orders = {rank: {"do": "run", "jobs": [vars(jobs[k]) for k in share]} for rank, share in enumerate(shares) if rank and share}
         asked = self._ask(orders) if orders else None
         outcomes = dict(zip(shares[0], self.inner.run([jobs[k] for k in shares[0]]))) if shares[0] else {}
-        for rank, answer in _checked(asked.result()).items() if asked else ():
+        for rank, answer in self._answers(asked).items() if asked else ():
             outcomes |= zip(shares[rank], map(_outcome, answer["outcomes"]))
         return [outcomes[k] for k in range(len(jobs))]
 
@@ -159,8 +164,19 @@ class Ranks:
     def infer(self, function: Any, count: int, batch: int) -> Tensor:
         return self.inner.infer(function, count, batch)
 
-    def _ask(self, orders: dict[int, Tree]) -> Future[dict[int, Tree]]:
-        return self.post.ask(orders, self.layouts, self.world.device)
+    def _ask(self, orders: dict[int, Tree]) -> Future[dict[int, Tensor]]:
+        return self.post.ask(orders, self.layouts)
+
+    def _answers(self, asked: Future[dict[int, Tensor]]) -> dict[int, Tree]:
+        """Brought to the device only now, when everything has come and the slots here have no more to do."""
+        answers = {rank: decoded(data, self.layouts, self.world.device) for rank, data in asked.result().items()}
+        for rank, answer in answers.items():
+            if "bug" in answer:
+                raise RankFailed(f"on rank {rank}:\n{answer['bug']}")
+            if "error" in answer:
+                cause, remedy = answer["error"]
+                raise UserError(f"on rank {rank}, {cause}", remedy)
+        return answers
 
     def _work(self, job: Job) -> float:
         """How many images a party is likely to train on."""
@@ -186,16 +202,6 @@ def deal(work: Sequence[float], ranks: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def _checked(answers: dict[int, Tree]) -> dict[int, Tree]:
-    for rank, answer in answers.items():
-        if "bug" in answer:
-            raise RuntimeError(f"on rank {rank}:\n{answer['bug']}")
-        if "error" in answer:
-            cause, remedy = answer["error"]
-            raise UserError(f"on rank {rank}, {cause}", remedy)
-    return answers
-
-
 def _outcome(tree: Tree) -> Outcome:
     entries = tree.pop("update")
     outcome = Outcome(update=None if entries is None else Update(entries), **tree)
@@ -210,7 +216,7 @@ def serve(build: Callable[[Tree], tuple[World, Executor]]) -> str:
     office, device, executor = post(), torch.device("cpu"), None
     layouts: Layouts = {}
     while True:
-        order = office.receive(0, layouts, device)
+        order = decoded(office.receive(0), layouts, device)
         if order["do"] == "stop":
             if order["path"] is None:
                 raise RankLost("rank 0 has ended the run")

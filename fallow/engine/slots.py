@@ -150,19 +150,18 @@ class Slots:
 
     def shrink(self) -> None:
         """Memory is short: no slot is left, and there will be half as many."""
-        had, self._most = self._most, 0
+        had, self._most, self._taken = self._most, 0, 0
+        torch.cuda.synchronize()
+        self.slots.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
         if had <= 1:
             raise UserError(
-                "the device is out of memory with a single slot",
+                "the device is out of memory" + " with a single slot" * had,
                 "take smaller batches or a smaller model; the rounds before are kept",
             )
         self.limit = had // 2
         log.warning("the device is out of memory with %d slots; going on with %d", had, self.limit)
-        torch.cuda.synchronize()
-        self.slots.clear()
-        self._taken = 0
-        gc.collect()
-        torch.cuda.empty_cache()
 
     def _run(self, jobs: Sequence[Job]) -> list[Outcome]:
         queue: deque[tuple[int, Job]] = deque(enumerate(jobs))

@@ -33,7 +33,7 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
-    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index) or str(device) != name:
         raise UserError(f"device={name!r} cannot be used", "use cpu, cuda, cuda:N or auto")
     if device.type == "cuda" and device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
         raise UserError(f"device={name} would put all processes of this machine on one GPU", "use device=cuda, and each takes its own")

@@ -180,7 +180,7 @@ class Run:
             except BaseException as end:
                 interrupts.hold()
                 expected = isinstance(end, KeyboardInterrupt | RankLost)
-                with nullcontext() if expected else suppress(UserError):  # the disk may be what failed
+                with nullcontext() if expected else suppress(UserError, RuntimeError):  # the disk or memory may be what failed
                     if committed < self.done and whole and self.federated.whole:
                         self.commit()
                     self._conclude("interrupted" if expected else "failed")
@@ -330,6 +330,8 @@ def resume(path: str | Path, *, stop_after: int | None = None, source: Source | 
 def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None) -> Result:
     folder = RunFolder.existing(_found(path))
     method, options = stored(folder.config)
+    if ranks.count() > 1 and options.device.startswith("cuda:"):  # of a run that had one GPU
+        options = options.model_copy(update={"device": "cuda"})
     if folder.committed() >= options.rounds and folder.concluded() == "finished":
         return Result(folder.path)
     check_trackers(options.track)
