@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from fallow.engine.feed import Step
+from fallow.engine.memory import too_little
 from fallow.engine.party import Job, Outcome, run_step, work
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
-from fallow.errors import UserError
 
 _pool: ThreadPoolExecutor | None = None
 
@@ -90,7 +90,7 @@ class Eager:
             self._free.put(slot)
 
     def shrink(self) -> None:
-        raise UserError("the device is out of memory", "take smaller batches or a smaller model; the rounds before are kept")
+        raise too_little()
 
     def infer(self, function: Callable[[int, int], torch.Tensor], count: int, batch: int) -> torch.Tensor:
         """Concatenated results of `function(start, stop)` over consecutive ranges."""

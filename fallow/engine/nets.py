@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fallow.engine.replay import Pool, Replayed, first_line, out_of_memory
+from fallow.engine.memory import out_of_memory
+from fallow.engine.replay import Pool, Replayed, first_line
 from fallow.errors import UserError
 from fallow.methods.state import HEAVY, Layout, State, padding
 from fallow.models.norms import adopt

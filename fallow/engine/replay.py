@@ -12,21 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fallow.engine.memory import out_of_memory
+
 log = logging.getLogger(__name__)
 
 CAPTURE_AT = 3  # uses of a step's signature or of a prediction's shape
-
-
-def out_of_memory(error: BaseException | None) -> bool:
-    """Torch has a type for its allocator's complaint; the driver's own, of graphs and handles, is known by its words.
-
-    Ending a capture that it has spoilt raises another error in its place.
-    """
-    if error is None:
-        return False
-    said = str(error).lower()
-    here = isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "alloc_failed" in said
-    return here or out_of_memory(error.__context__)
 
 
 @cache

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 from fallow.engine.keep import Keep
 from fallow.engine.measuring import Measuring
+from fallow.engine.memory import out_of_memory
 from fallow.engine.pack import size
 from fallow.engine.party import LARGE, SERVER, Job, Outcome, Tally
-from fallow.engine.replay import out_of_memory
 from fallow.engine.schedule import Schedule
 from fallow.engine.server import Server
 from fallow.engine.statistics import static

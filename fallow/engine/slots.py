@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from fallow.engine.feed import Step
+from fallow.engine.memory import out_of_memory, too_little
 from fallow.engine.party import Job, Outcome, run_step, work
-from fallow.engine.replay import CAPTURE_AT, Pool, complain, first_line, out_of_memory
+from fallow.engine.replay import CAPTURE_AT, Pool, complain, first_line
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
-from fallow.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -156,10 +156,7 @@ class Slots:
         gc.collect()
         torch.cuda.empty_cache()
         if had <= 1:
-            raise UserError(
-                "the device is out of memory" + " with a single slot" * had,
-                "take smaller batches or a smaller model; the rounds before are kept",
-            )
+            raise too_little(" with a single slot" * had)
         self.limit = had // 2
         log.warning("the device is out of memory with %d slots; going on with %d", had, self.limit)
 

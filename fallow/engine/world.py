@@ -35,8 +35,8 @@ def device_of(name: str) -> torch.device:
         device = None
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index) or str(device) != name:
         raise UserError(f"device={name!r} cannot be used", "use cpu, cuda, cuda:N or auto")
-    if device.type == "cuda" and device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
-        raise UserError(f"device={name} would put all processes of this machine on one GPU", "use device=cuda, and each takes its own")
+    if device.type == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
+        device = torch.device("cuda")  # each process of this machine has its own (ranks.py)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device={name} was asked for, but torch sees no CUDA device", "use device=cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -330,8 +330,6 @@ def resume(path: str | Path, *, stop_after: int | None = None, source: Source | 
 def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None) -> Result:
     folder = RunFolder.existing(_found(path))
     method, options = stored(folder.config)
-    if ranks.count() > 1 and options.device.startswith("cuda:"):  # of a run that had one GPU
-        options = options.model_copy(update={"device": "cuda"})
     if folder.committed() >= options.rounds and folder.concluded() == "finished":
         return Result(folder.path)
     check_trackers(options.track)
