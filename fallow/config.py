@@ -291,7 +291,7 @@ def validate(kind: type[Config], values: Mapping[str, Any]) -> Config:
     """Typed settings, or one sentence that names the key, what was given and what to do."""
     _check_names(kind, values)
     try:
-        return kind(**values)
+        return kind(**_booleans_as_text(kind, values))
     except ValidationError as e:
         first = e.errors()[0]
         if first["type"] == "value_error":
@@ -337,6 +337,17 @@ def _check_names(kind: type[BaseModel], values: Mapping[str, Any], prefix: str =
             if not isinstance(value, Mapping):
                 raise UserError(f"{name} is a section, not {value!r}", f"write {name}.KEY=VALUE")
             _check_names(annotation, value, f"{name}.")
+
+
+def _booleans_as_text(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`lr=true` is a mistake, which pydantic would take for 1."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        annotation: Any = kind.model_fields[name].annotation
+        if isinstance(value, Mapping):
+            value = _booleans_as_text(annotation, value)
+        out[name] = str(value).lower() if isinstance(value, bool) and "true" not in takes(annotation) else value
+    return out
 
 
 def dump(config: Config) -> str:
