@@ -48,6 +48,15 @@ def command(grids: Grids, entry: Entry, path: Path, seed: int) -> str:
     return f"`fallow run {grids.recipe} {said}`"
 
 
+def commands(grids: Grids, entry: Entry, paths: list[Path]) -> str:
+    """One command for all seeds, or each with its seeds."""
+    made: dict[str, list[str]] = {}
+    for path in paths:
+        seed = path.name.removeprefix("seed-")
+        made.setdefault(command(grids, entry, path, int(seed)), []).append(seed)
+    return ", ".join(text + f" (seed {', '.join(seeds)})" * (len(made) > 1) for text, seeds in made.items())
+
+
 def finished(place: Path, entry: Entry) -> dict[Path, Any]:
     """The summaries of an entry's finished runs, by folder."""
     paths = sorted((place / entry.folder).glob("seed-*/summary.json"), key=lambda p: int(p.parent.name.removeprefix("seed-")))
@@ -73,7 +82,7 @@ def row(grids: Grids, line: Line, place: Path) -> tuple[str, ...]:
         f"{statistics.fmean(s['seconds_per_round'] for s in summaries):.2f}",
         f"{statistics.fmean(s['seconds'] for s in summaries):.0f}",
         ", ".join(sorted({str(s.get("commit") or "-")[:7] for s in summaries})),
-        command(grids, entry, paths[0], int(paths[0].name.removeprefix("seed-"))),
+        commands(grids, entry, paths),
     )  # fmt: skip
 
 
