@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -85,6 +86,16 @@ def test_groups_are_named_by_what_differs(tmp_path: Path, runs: list[Path]) -> N
     assert [g.label for g in series.groups(runs, ["ours", "theirs"])] == ["ours", "theirs"]
     with pytest.raises(UserError, match="1 names for 2 groups of runs; name each of: FixMatch; FedAvg"):
         series.groups(runs, ["ours"])
+
+
+def test_a_run_of_an_older_version_is_one_of_the_seeds(tmp_path: Path, runs: list[Path]) -> None:
+    """Keys it did not have yet count as their defaults, also inside a section; a changed one still tells runs apart."""
+    config = yaml.safe_load((runs[1] / "config.yaml").read_text())
+    del config["split_seed"], config["labeller_decay"], config["augment"]["flip"]
+    (runs[1] / "config.yaml").write_text(yaml.safe_dump(config))
+    assert [(g.label, len(g.runs)) for g in series.groups(runs)] == [("FixMatch", 3), ("FedAvg", 1)]
+    other = result(tmp_path / "x", method="fixmatch", split_seed=7)
+    assert [g.label for g in series.groups([runs[1], other])] == ["FixMatch split_seed=none", "FixMatch split_seed=7"]
 
 
 def test_accuracy(runs: list[Path]) -> None:

@@ -11,9 +11,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fallow.config import read_yaml
+from fallow.config import merge, read_yaml
 from fallow.data.holdings import Held, measured
 from fallow.errors import UserError
+from fallow.methods import REGISTERED, find
 from fallow.report.cells import BESIDE, Place, places
 from fallow.runs.folder import Row, RunFolder
 from fallow.runs.settings import UNHASHED, Keys
@@ -92,7 +93,18 @@ class Run:
     @property
     def family(self) -> str:
         """Equal for runs that differ only in seed, or in what does not change a result."""
-        return json.dumps({k: v for k, v in self.config.items() if k not in UNHASHED | {"seed"}}, sort_keys=True)
+        return json.dumps({k: v for k, v in completed(self.config).items() if k not in UNHASHED | {"seed"}}, sort_keys=True)
+
+
+def completed(config: Keys) -> Keys:
+    """The settings with defaults for keys that a run of an older version does not have; a user's own method is not looked at."""
+    method = str(config.get("method"))
+    return merge(_defaults(method), config) if method in REGISTERED else config
+
+
+@lru_cache
+def _defaults(method: str) -> Keys:
+    return find(method).Options().model_dump(mode="json")
 
 
 def payload(paths: Sequence[Path]) -> Keys:
@@ -241,7 +253,7 @@ def _printed(found: Sequence[Place]) -> tuple[str, str, str, bool]:
 def _by_keys(configs: Sequence[Keys]) -> list[str]:
     """The method, the data if they differ, and what else tells runs of a method apart."""
     several = len({c.get("data") for c in configs}) > 1
-    flats = [flat({k: v for k, v in c.items() if k not in UNHASHED}) for c in configs]
+    flats = [flat({k: v for k, v in completed(c).items() if k not in UNHASHED}) for c in configs]
     out = []
     for mine in flats:
         alike = [f for f in flats if (f.get("method"), f.get("data")) == (mine.get("method"), mine.get("data"))]
