@@ -289,9 +289,9 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 def validate(kind: type[Config], values: Mapping[str, Any]) -> Config:
     """Typed settings, or one sentence that names the key, what was given and what to do."""
-    _check_names(kind, values)
+    known = _known(kind, values)
     try:
-        return kind(**_booleans_as_text(kind, values))
+        return kind(**known)
     except ValidationError as e:
         first = e.errors()[0]
         if first["type"] == "value_error":
@@ -328,7 +328,9 @@ def _wanted(error: Any) -> str:
     return str(error["msg"])
 
 
-def _check_names(kind: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> None:
+def _known(kind: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values, if there are keys of these names; `true` for a key that is no switch as text, since pydantic takes it for 1."""
+    out: dict[str, Any] = {}
     for name, value in values.items():
         if name not in kind.model_fields:
             raise UserError(f"there is no key {prefix + name!r}", suggest(prefix + name, [prefix + n for n in kind.model_fields]))
@@ -336,17 +338,10 @@ def _check_names(kind: type[BaseModel], values: Mapping[str, Any], prefix: str =
         if isinstance(annotation, type) and issubclass(annotation, Section):
             if not isinstance(value, Mapping):
                 raise UserError(f"{name} is a section, not {value!r}", f"write {name}.KEY=VALUE")
-            _check_names(annotation, value, f"{name}.")
-
-
-def _booleans_as_text(kind: type[BaseModel], values: Mapping[str, Any]) -> dict[str, Any]:
-    """`lr=true` is a mistake, which pydantic would take for 1."""
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        annotation: Any = kind.model_fields[name].annotation
-        if isinstance(value, Mapping):
-            value = _booleans_as_text(annotation, value)
-        out[name] = str(value).lower() if isinstance(value, bool) and "true" not in takes(annotation) else value
+            value = _known(annotation, value, f"{name}.")
+        elif isinstance(value, bool) and "true" not in takes(annotation):
+            value = str(value).lower()
+        out[name] = value
     return out
 
 
