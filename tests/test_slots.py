@@ -138,8 +138,28 @@ def test_the_slot_that_was_free_for_longest_is_next(tmp_path: Path, device: Devi
         load(self, *args)
 
     monkeypatch.setattr(Slot, "load", loads)
-    fallow.run(out=tmp_path, **MANY | {"slots": 3})
-    assert taken == [0, 1, 2] * 6
+    fallow.run(out=tmp_path, **MANY | {"slots": 3, "rounds": 1})
+    assert taken == [0, 1, 2] * 3
+
+
+def test_a_client_whose_sizes_are_its_own_goes_back_to_a_slot_that_has_their_graphs(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first client of a round finds all slots free."""
+    taken: dict[int, tuple[int, list[int]]] = {}
+    work = module.work
+
+    def works(world: Any, slot: Slot, job: Any) -> Any:
+        slots = device.executors[0].slots
+        known = [k for k, s in enumerate(slots) if job.party in s.parties]
+        taken.setdefault(job.round, ([s.slot for s in slots].index(slot), known))
+        return work(world, slot, job)
+
+    monkeypatch.setattr(module, "work", works)
+    uneven = {"unlabelled_batch": "match-steps", "unlabelled_partition": "dirichlet-capped:0.5,min_size=2"}
+    fallow.run(out=tmp_path, **MANY | uneven | {"active": 3, "rounds": 12})
+    returned = [(slot, known) for slot, known in taken.values() if known]
+    assert all(slot in known for slot, known in returned) and {slot for slot, _ in returned} > {0}
 
 
 def test_no_second_slot_before_the_first_has_made_a_step(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 """Runs parties side by side on a CUDA device: a stream per slot, steps captured once and replayed.
 
 A slot's step is a graph per (step function, batch signature), captured at its third use; one-off sizes run eagerly
-with the same function. Slots are driven step-major, and a slot whose party is done takes the next one; parties are let
-in one after the other, so that the device works for the first while the host prepares the next. Nothing a
-party computes depends on its slot, so the result equals eager.py's.
+with the same function, and a client whose sizes are its own goes back to a slot that has their graphs. Slots are driven
+step-major, and a slot whose party is done takes the next one; parties are let in one after the other, so that the
+device works for the first while the host prepares the next. Nothing a party computes depends on its slot, so the
+result equals eager.py's.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fallow.engine.world import World
 
 log = logging.getLogger(__name__)
 
-MOST_GRAPHS = 24  # kept per slot
+MOST_GRAPHS = 96  # kept per slot
 MOST_SLOTS = 32
 AHEAD = 8  # steps of the parties at work for each party that is let in: preparing one takes the host that long
 PLENTY = 1000  # images in these steps at most: larger ones keep the device busy longer, and many would fill a stream's queue
@@ -59,6 +60,8 @@ class CapturedSlot:
         self.capture = capture
         self.graphs: OrderedDict[Any, Graph] = OrderedDict()
         self.uses: dict[Any, int] = {}
+        self.party = -1  # at work
+        self.parties: set[int] = set()  # whose steps it was that were captured
         self.pool = self.slot.pool = Pool()
 
     def make(self, step: Step) -> None:
@@ -81,6 +84,7 @@ class CapturedSlot:
             complain("a step", first_line(e))
             run_step(self.slot, step)
             return
+        self.parties.add(self.party)
         if len(self.graphs) > MOST_GRAPHS:
             gone, _ = self.graphs.popitem(last=False)
             del self.uses[gone]
@@ -174,7 +178,9 @@ class Slots:
                 free.appendleft(self.slots[-1])
             if queue and free:
                 position, job = queue.popleft()
-                slot = free.popleft()
+                slot = next((s for s in free if job.party in s.parties), free[0])
+                free.remove(slot)
+                slot.party = job.party
                 working.append(Working(position, slot, work(self.world, slot.slot, job)))
             more = queue and (free or len(self.slots) < min(self.limit, len(jobs)))
             turns = 0
