@@ -19,7 +19,7 @@ from fallow import runs
 from fallow.engine import round as round_module
 from fallow.engine import slots as module
 from fallow.engine.feed import Step
-from fallow.engine.memory import out_of_memory
+from fallow.engine.memory import out_of_memory, too_little
 from fallow.engine.party import run_step
 from fallow.engine.replay import complain
 from fallow.engine.round import Federated
@@ -288,6 +288,36 @@ def test_out_of_memory_without_slots_is_one_sentence(tmp_path: Path, monkeypatch
     monkeypatch.setattr(Federated, "test_logits", failing)
     with pytest.raises(UserError, match="the device is out of memory; take smaller batches"):
         fallow.run(out=tmp_path, **MANY)
+
+
+@pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=["allocator", "driver"])
+def test_out_of_memory_with_the_images_is_one_sentence(error: RuntimeError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    to = torch.Tensor.to
+
+    def failing(self: torch.Tensor, *given: Any, **more: Any) -> torch.Tensor:
+        if self.dtype == torch.uint8 and given == (torch.device("cpu"),):
+            raise error
+        return to(self, *given, **more)
+
+    monkeypatch.setattr(torch.Tensor, "to", failing)
+    with pytest.raises(UserError, match=r"out of memory already with the images, 0.0 GiB; make them smaller"):
+        fallow.run(out=tmp_path, **MANY)
+
+
+def test_who_else_holds_the_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 100 GiB, 20 are ours and 1 is CUDA's; a tenth is worth a word."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 20 * GIB)
+    for free, said in ((9, True), (68, True), (70, False), (79, False)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: (free * GIB, 100 * GIB))
+        assert ("other processes hold" in str(too_little())) is said
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (9 * GIB, 100 * GIB))
+    assert str(too_little(" with a single slot")) == (
+        "the device is out of memory with a single slot, and other processes hold 70 GiB of it; wait for them, choose another "
+        "device, or take smaller batches or a smaller model; the rounds before are kept."
+    )
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (_ for _ in ()).throw(OUT_OF_MEMORY[1]))
+    assert "other" not in str(too_little())
 
 
 def test_other_errors_are_not_taken_for_it(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from fallow.errors import UserError
+
+OURS = 2**30  # what CUDA takes for a process beside the tensors, at most
 
 
 def out_of_memory(error: BaseException | None) -> bool:
@@ -19,5 +23,20 @@ def out_of_memory(error: BaseException | None) -> bool:
     return here or out_of_memory(error.__context__)
 
 
-def too_little(where: str = "") -> UserError:
-    return UserError(f"the device is out of memory{where}", "take smaller batches or a smaller model; the rounds before are kept")
+def too_little(where: str = "", remedy: str = "take smaller batches or a smaller model; the rounds before are kept") -> UserError:
+    """What is said in the end; who shares the device with others is told so."""
+    held = held_by_others()
+    if held:
+        where += f", and other processes hold {held:.0f} GiB of it"
+        remedy = f"wait for them, choose another device, or {remedy}"
+    return UserError(f"the device is out of memory{where}", remedy)
+
+
+def held_by_others() -> float:
+    """GiB of the CUDA device's memory that are not ours, where that is a tenth of it or more."""
+    with suppress(RuntimeError):  # the device may answer nothing any more
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            others = total - free - torch.cuda.memory_reserved() - OURS
+            return others / 2**30 if others > total / 10 else 0.0
+    return 0.0

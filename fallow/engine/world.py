@@ -17,6 +17,7 @@ from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
 from fallow.data.views import Views, normalisation
+from fallow.engine.memory import out_of_memory, too_little
 from fallow.engine.nets import NetHandle
 from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
@@ -67,11 +68,15 @@ class World:
         self.device = device_of(options.device)
         Schedule.parse(options.schedule)  # complains now, not in the first round
         self.classes = len(source.classes)
-        self.images = source.train.images.to(self.device)
-        self.truth = source.train.labels.to(self.device)
         self.labels = source.train.labels.numpy()
-        self.test_images = source.test.images.to(self.device)
-        self.test_labels = source.test.labels.to(self.device)
+        try:
+            self.images, self.truth = source.train.images.to(self.device), source.train.labels.to(self.device)
+            self.test_images, self.test_labels = source.test.images.to(self.device), source.test.labels.to(self.device)
+        except RuntimeError as e:
+            if not out_of_memory(e):
+                raise
+            size = (source.train.images.nbytes + source.test.images.nbytes) / 2**30
+            raise too_little(f" already with the images, {size:.1f} GiB", "make them smaller (image.size)") from None
         self.statistics = NORM_MEANS.get(options.norm or "", options.statistics)
         a = options.augment
         mean, std = normalisation(options.image.normalise, source.name, source.channels)
