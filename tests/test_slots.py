@@ -138,28 +138,37 @@ def test_the_slot_that_was_free_for_longest_is_next(tmp_path: Path, device: Devi
         load(self, *args)
 
     monkeypatch.setattr(Slot, "load", loads)
-    fallow.run(out=tmp_path, **MANY | {"slots": 3, "rounds": 1})
-    assert taken == [0, 1, 2] * 3
+    fallow.run(out=tmp_path, **MANY | {"slots": 3})
+    assert taken == [0, 1, 2] * 6
 
 
 def test_a_client_whose_sizes_are_its_own_goes_back_to_a_slot_that_has_their_graphs(
     tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first client of a round finds all slots free."""
-    taken: dict[int, tuple[int, list[int]]] = {}
-    work = module.work
+    """The first client of a round finds all slots free. Few graphs are kept, so some are there no more."""
+    rounds: set[int] = set()
+    begun: list[tuple[int, list[int]]] = []  # per round: the slot of the first step, and those that have a graph of it
+    work, make = module.work, CapturedSlot.make
 
     def works(world: Any, slot: Slot, job: Any) -> Any:
-        slots = device.executors[0].slots
-        known = [k for k, s in enumerate(slots) if job.party in s.parties]
-        taken.setdefault(job.round, ([s.slot for s in slots].index(slot), known))
+        rounds.add(job.round)
         return work(world, slot, job)
 
+    def makes(self: CapturedSlot, step: Step) -> None:
+        if len(begun) < len(rounds):
+            slots = device.executors[0].slots
+            begun.append((slots.index(self), [k for k, s in enumerate(slots) if step.signature() in s.graphs]))
+        make(self, step)
+
     monkeypatch.setattr(module, "work", works)
+    monkeypatch.setattr(CapturedSlot, "make", makes)
+    monkeypatch.setattr(module, "MOST_GRAPHS", 9)
+    monkeypatch.setattr(module, "LEAST_GRAPHS", 1)
     uneven = {"unlabelled_batch": "match-steps", "unlabelled_partition": "dirichlet-capped:0.5,min_size=2"}
-    fallow.run(out=tmp_path, **MANY | uneven | {"active": 3, "rounds": 12})
-    returned = [(slot, known) for slot, known in taken.values() if known]
-    assert all(slot in known for slot, known in returned) and {slot for slot, _ in returned} > {0}
+    fallow.run(out=tmp_path, **MANY | uneven | {"active": 3, "rounds": 24})
+    known = [(slot, have) for slot, have in begun if have]
+    assert len(begun) == 24 and all(slot in have for slot, have in known)
+    assert len({slot for slot, _ in known}) > 1 and max(len(s.graphs) for s in device.executors[0].slots) == 3
 
 
 def test_no_second_slot_before_the_first_has_made_a_step(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,8 @@ from fallow.engine.world import World
 
 log = logging.getLogger(__name__)
 
-MOST_GRAPHS = 96  # kept per slot
+MOST_GRAPHS = 480  # kept in all slots together, but LEAST_GRAPHS in each: 96 with five slots
+LEAST_GRAPHS = 24
 MOST_SLOTS = 32
 AHEAD = 8  # steps of the parties at work for each party that is let in: preparing one takes the host that long
 PLENTY = 1000  # images in these steps at most: larger ones keep the device busy longer, and many would fill a stream's queue
@@ -60,8 +61,6 @@ class CapturedSlot:
         self.capture = capture
         self.graphs: OrderedDict[Any, Graph] = OrderedDict()
         self.uses: dict[Any, int] = {}
-        self.party = -1  # at work
-        self.parties: set[int] = set()  # whose steps it was that were captured
         self.pool = self.slot.pool = Pool()
 
     def make(self, step: Step) -> None:
@@ -84,8 +83,7 @@ class CapturedSlot:
             complain("a step", first_line(e))
             run_step(self.slot, step)
             return
-        self.parties.add(self.party)
-        if len(self.graphs) > MOST_GRAPHS:
+        while len(self.graphs) > max(LEAST_GRAPHS, MOST_GRAPHS // self.slot.world.sharing):
             gone, _ = self.graphs.popitem(last=False)
             del self.uses[gone]
         self.graphs[signature].replay(step)
@@ -118,6 +116,7 @@ class Working:
     """A party at work in a slot."""
 
     position: int
+    party: int
     slot: CapturedSlot
     steps: Iterator[Any]
     waiting: torch.cuda.Event | None = None
@@ -137,6 +136,8 @@ class Slots:
         self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
         self.slots: list[CapturedSlot] = []
         self.streams: list[torch.cuda.Stream] = []  # outlive their slots: cuBLAS keeps work memory for each it has seen
+        self.begins: dict[int, Any] = {}  # the signature of each party's first step; equal ones are one object
+        self._signatures: dict[Any, Any] = {}
         self._most = 0  # slots there were, with one that was about to be
         self._taken = 0  # bytes torch has reserved while slots worked
         complain.cache_clear()
@@ -178,10 +179,9 @@ class Slots:
                 free.appendleft(self.slots[-1])
             if queue and free:
                 position, job = queue.popleft()
-                slot = next((s for s in free if job.party in s.parties), free[0])
+                slot = next((s for s in free if self.begins.get(job.party) in s.graphs), free[0])
                 free.remove(slot)
-                slot.party = job.party
-                working.append(Working(position, slot, work(self.world, slot.slot, job)))
+                working.append(Working(position, job.party, slot, work(self.world, slot.slot, job)))
             more = queue and (free or len(self.slots) < min(self.limit, len(jobs)))
             turns = 0
             while turns < (ahead(max(w.images for w in working)) if more and working else 1):
@@ -228,6 +228,9 @@ class Slots:
         except StopIteration as end:
             return end.value
         if isinstance(item, Step):
+            if w.party not in self.begins:
+                signature = item.signature()
+                self.begins[w.party] = self._signatures.setdefault(signature, signature)
             w.slot.make(item)
             w.images = item.images
         else:
