@@ -21,7 +21,7 @@ from fallow.report.grid import Entry, Grids, Line, differences, read
 from fallow.runs.settings import recipes
 
 TITLE = ("cell", "last", "best", "published", "difference", "within", "seeds", "s a round", "s in all", "commit", "command")
-CLOSE = 1.5  # points below the published figure that count as within, where its std is smaller
+CLOSE = 1.5  # points from the published figure that count as within, where its std is smaller
 
 
 def tables(place: Path) -> list[tuple[str, str]]:
@@ -74,7 +74,8 @@ def row(grids: Grids, line: Line, place: Path) -> tuple[str, ...]:
         published = f"{figure.mean:.2f}" + (f" ± {figure.std:.2f}" if figure.std else "")
         apart = means[grids.grid.statistic] - figure.mean
         difference = f"{apart:+.2f} ({grids.grid.statistic})"
-        within = "yes" if apart >= -max(CLOSE, figure.std or 0.0) else "**no**"
+        close = max(CLOSE, figure.std or 0.0)
+        within = "**no**" if apart < -close else "above" if apart > close else "yes"
     return (
         f"{entry.paper} {entry.table.removeprefix('table')}: {entry.name}",
         *(spread(v) for v in (line.last, line.best)), published, difference, within,
@@ -115,7 +116,8 @@ def replaced(text: str, mark: str, by: str) -> str:
 
 def page(place: Path) -> str:
     """The text of README.md with its tables made anew."""
-    others = [line for reading in sorted((place / "readings").glob("*")) for line in rows(reading, True)]
+    named = [(reading.name, line) for reading in sorted((place / "readings").glob("*")) for line in rows(reading, True)]
+    others = [(f"{name}: {cell}", *more) for name, (cell, *more) in named]
     text = replaced((place / "README.md").read_text(), "cells", markdown(list(rows(place, False))))
     return replaced(text, "readings", markdown(others))
 

@@ -182,6 +182,8 @@ def table(
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
     console.print(escape(shown.caption()), soft_wrap=True)
     _print_table([shown.title(), *shown.rows()])
+    if any(shown.near(line) for line in shown.lines):
+        console.print(shown.FOOT, soft_wrap=True)
     if out or not source:
         console.print(f"written: {shown.write(Path(out or place))}/table.md, table.tex, table.csv", soft_wrap=True)
     if collect:

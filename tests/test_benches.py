@@ -7,8 +7,10 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from bench import five, results
+from fallow.cli import app
 from fallow.config import parse_pairs, read_yaml
 from fallow.errors import UserError
 from fallow.report.grid import Grids, differences
@@ -31,6 +33,23 @@ def test_a_reference_differs_from_its_method_in_nothing_it_can_share(data: str, 
 def test_the_committed_tables_are_those_of_the_committed_runs() -> None:
     page = (RESULTS / "README.md").read_text()
     assert (results.page(RESULTS) == page), "run `python -m bench.results`"
+
+
+def test_a_table_from_the_committed_files_says_what_its_star_means() -> None:
+    words = ["table", "feddure", "1", "--from", str(RESULTS), "--only", "data=cifar10", "--only", "method=FedDure"]
+    said = {n: CliRunner().invoke(app, [*words, "--only", f"setting={n}"]).stdout for n in ("cifar10 iid,dir", "cifar10 dir,dir")}
+    assert [" *" in said[n] and "* within one standard deviation" in said[n] for n in said] == [True, False]
+    assert [n for n in said if "* within" in said[n]] == ["cifar10 iid,dir"]
+
+
+def test_what_counts_as_within() -> None:
+    """1.5 points or the paper's std, whichever is more; better than that is another word."""
+    lines = {line[0]: line for line in results.rows(RESULTS, False)}
+    said = {name: lines[f"feddure 1: {name}"][4:6] for name in ("cifar10 iid,iid, FedAvg*", "cifar10 iid,iid, FedDure", "cifar10 dir,dir, FedDure")}
+    assert [within for _, within in said.values()] == ["above", "yes", "**no**"]
+    for difference, within in (line[4:6] for line in lines.values()):
+        apart = float(difference.split()[0])
+        assert (apart > 1.4 if within == "above" else apart < -1.4 if within == "**no**" else abs(apart) < 3)
 
 
 def test_the_commands_of_the_tables_make_those_runs() -> None:

@@ -110,6 +110,16 @@ def test_accuracy(runs: list[Path]) -> None:
     assert len({(line.get_color(), line.get_linestyle()) for line in axis.lines}) == 2
 
 
+def test_no_band_leaves_what_a_share_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mean and deviation are 97 and 5 %, 67 and 47 %, 0.7 and 0.9 %."""
+    monkeypatch.setitem(ACCURACY, 0, (0.9, 0.0, 0.0))
+    monkeypatch.setitem(ACCURACY, 1, (1.0, 1.0, 0.02))
+    monkeypatch.setitem(ACCURACY, 2, (1.0, 1.0, 0.0))
+    canvas, _ = drawn("accuracy", [result(tmp_path / f"s{s}", s, method="fedavg") for s in range(3)])
+    band = canvas.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    assert band.min() == 0 and band.max() == 100
+
+
 def test_labels_and_labellers(runs: list[Path]) -> None:
     canvas, _ = drawn("labels", runs[:3])
     above, below = canvas.axes

@@ -173,7 +173,10 @@ def _lines(axis: Any, lines: Sequence[tuple[str, Curve | None, int]], scale: flo
         dot = "o" if len(c.rounds) == 1 else None
         axis.plot(c.rounds, scale * c.mean, color=colour, linestyle=dash, label=label, marker=dot, markersize=3)
         if c.count > 1:
-            axis.fill_between(c.rounds, scale * (c.mean - c.std), scale * (c.mean + c.std), color=colour, alpha=0.18, linewidth=0)
+            low, high = scale * (c.mean - c.std), scale * (c.mean + c.std)
+            if scale == 100:  # shares, of which there are none below 0 % or above 100 %
+                low, high = np.clip(low, 0, 100), np.clip(high, 0, 100)
+            axis.fill_between(c.rounds, low, high, color=colour, alpha=0.18, linewidth=0)
 
 
 def _finish(axis: Any, below: str, left: str) -> None:

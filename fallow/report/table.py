@@ -67,14 +67,12 @@ class Table:
         more = f", with {' '.join(self.grids.more)}" if self.grids.more else ""
         return f"{self.grids.recipe}: test accuracy in %, {self.statistic} round, mean ± std over n seeds{more}"
 
-    FOOT = (
-        "\\* within one standard deviation of the published figure (the published one or, where none is printed, ours)."
-    )
+    FOOT = "* within one standard deviation of the published figure (the published one or, where none is printed, ours)."
 
     def markdown(self) -> str:
         lines = [self.title(), ("---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---"), *self.rows()]
         body = "\n".join("| " + " | ".join(re.sub(r"([|*])", r"\\\1", c) for c in cells) + " |" for cells in lines)
-        return f"{self.caption()}\n\n{body}\n\n{self.FOOT}\n"
+        return f"{self.caption()}\n\n{body}\n\n\\{self.FOOT}\n"
 
     def latex(self) -> str:
         """A tabular for the booktabs package."""

@@ -43,7 +43,7 @@ class Grouping(Averager):
     def refuse(o: Any) -> str | None:
         """Why these settings cannot be grouped."""
         if isinstance(o.groups, int) and not 1 <= o.groups <= o.active_count:
-            return f"groups={o.groups} for {o.active_count} active clients; use 1 to {o.active_count} groups"
+            return f"groups={o.groups} for {o.active_count} active clients; use groups={'1' if o.active_count == 1 else f'1 to {o.active_count}'}"
         if o.group_assignment == "fixed" and o.active_count != o.clients:
             return f"group_assignment=fixed with {o.active_count} of {o.clients} clients active; use slot, or let all take part"
         if o.server_replicas == "per-group" and o.labels == "server" and o.server_turn != "beside":
