@@ -74,8 +74,7 @@ def row(grids: Grids, line: Line, place: Path) -> tuple[str, ...]:
         published = f"{figure.mean:.2f}" + (f" ± {figure.std:.2f}" if figure.std else "")
         apart = means[grids.grid.statistic] - figure.mean
         difference = f"{apart:+.2f} ({grids.grid.statistic})"
-        close = max(CLOSE, figure.std or 0.0)
-        within = "**no**" if apart < -close else "above" if apart > close else "yes"
+        within = verdict(apart, figure.std)
     return (
         f"{entry.paper} {entry.table.removeprefix('table')}: {entry.name}",
         *(spread(v) for v in (line.last, line.best)), published, difference, within,
@@ -85,6 +84,11 @@ def row(grids: Grids, line: Line, place: Path) -> tuple[str, ...]:
         ", ".join(sorted({str(s.get("commit") or "-")[:7] for s in summaries})),
         commands(grids, entry, paths),
     )  # fmt: skip
+
+
+def verdict(apart: float, std: float | None) -> str:
+    close = max(CLOSE, std or 0.0)
+    return "**no**" if apart < -close else "above" if apart > close else "yes"
 
 
 def spread(values: list[float]) -> str:

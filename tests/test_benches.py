@@ -38,18 +38,16 @@ def test_the_committed_tables_are_those_of_the_committed_runs() -> None:
 def test_a_table_from_the_committed_files_says_what_its_star_means() -> None:
     words = ["table", "feddure", "1", "--from", str(RESULTS), "--only", "data=cifar10", "--only", "method=FedDure"]
     said = {n: CliRunner().invoke(app, [*words, "--only", f"setting={n}"]).stdout for n in ("cifar10 iid,dir", "cifar10 dir,dir")}
-    assert [" *" in said[n] and "* within one standard deviation" in said[n] for n in said] == [True, False]
-    assert [n for n in said if "* within" in said[n]] == ["cifar10 iid,dir"]
+    assert ["* within one standard deviation" in text for text in said.values()] == [True, False]
+    assert "+0.20 *" in said["cifar10 iid,dir"]
 
 
-def test_what_counts_as_within() -> None:
+@pytest.mark.parametrize("std", [None, 0.3, 2.5])
+def test_what_counts_as_within(std: float | None) -> None:
     """1.5 points or the paper's std, whichever is more; better than that is another word."""
-    lines = {line[0]: line for line in results.rows(RESULTS, False)}
-    said = {name: lines[f"feddure 1: {name}"][4:6] for name in ("cifar10 iid,iid, FedAvg*", "cifar10 iid,iid, FedDure", "cifar10 dir,dir, FedDure")}
-    assert [within for _, within in said.values()] == ["above", "yes", "**no**"]
-    for difference, within in (line[4:6] for line in lines.values()):
-        apart = float(difference.split()[0])
-        assert (apart > 1.4 if within == "above" else apart < -1.4 if within == "**no**" else abs(apart) < 3)
+    close = 2.5 if std == 2.5 else 1.5
+    given = (-close - 0.01, -close, 0.0, close, close + 0.01)
+    assert [results.verdict(apart, std) for apart in given] == ["**no**", "yes", "yes", "yes", "above"]
 
 
 def test_the_commands_of_the_tables_make_those_runs() -> None:

@@ -68,15 +68,6 @@ class World:
         self.device = device_of(options.device)
         Schedule.parse(options.schedule)  # complains now, not in the first round
         self.classes = len(source.classes)
-        self.labels = source.train.labels.numpy()
-        try:
-            self.images, self.truth = source.train.images.to(self.device), source.train.labels.to(self.device)
-            self.test_images, self.test_labels = source.test.images.to(self.device), source.test.labels.to(self.device)
-        except RuntimeError as e:
-            if not out_of_memory(e):
-                raise
-            size = (source.train.images.nbytes + source.test.images.nbytes) / 2**30
-            raise too_little(f" already with the images, {size:.1f} GiB", "make them smaller (image.size)") from None
         self.statistics = NORM_MEANS.get(options.norm or "", options.statistics)
         a = options.augment
         mean, std = normalisation(options.image.normalise, source.name, source.channels)
@@ -100,6 +91,7 @@ class World:
         self._initial: dict[str, State] = {}
         self._building = threading.Lock()  # torch's generator, which modules are initialised from, is one for all threads
         self._set_up_device()
+        self._put_data(source)
 
     def _set_up_device(self) -> None:
         torch.set_num_threads(1)  # other thread counts give other gradients; parties run side by side instead
@@ -112,6 +104,17 @@ class World:
             tf32 = self.precision != "fp32"  # bf16: what stays in float32 (FedDure's regulators) may use it too
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         torch.use_deterministic_algorithms(self.options.deterministic and self.device.type == "cuda")
+
+    def _put_data(self, source: Source) -> None:
+        self.labels = source.train.labels.numpy()
+        try:
+            self.images, self.truth = source.train.images.to(self.device), source.train.labels.to(self.device)
+            self.test_images, self.test_labels = source.test.images.to(self.device), source.test.labels.to(self.device)
+        except RuntimeError as e:
+            if not out_of_memory(e):
+                raise
+            size = (source.train.images.nbytes + source.test.images.nbytes) / 2**30
+            raise too_little(f" already with the images, {size:.1f} GiB", "make them smaller (image.size)") from None
 
     # -- nets ------------------------------------------------------------------------------------------------------------
     def autocast(self) -> AbstractContextManager[Any]:
