@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,14 @@ class Told:
         assert self.err.startswith("error: ") and self.err.count("\n") == 1, self.err
         assert "Traceback" not in self.err + self.out
         return self.err.removeprefix("error: ").strip()
+
+
+@pytest.fixture
+def ctrl_c_is_heard() -> Iterator[None]:
+    """A shell that puts tests into the background has them ignore Ctrl-C, and their children with them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -178,6 +178,7 @@ def test_a_page_before_the_first_round(seen: Browser, runs: Path, tmp_path: Path
         seen.open("about:blank")
 
 
+@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_the_page_of_a_run_gains_rounds(seen: Browser, tmp_path: Path) -> None:
     """`fallow run` and `fallow watch` as a user starts them; then the run is stopped, and its metrics are cut."""
     words = ["run", "demo", "method=fedavg", "rounds=100000", "clients=3", "steps=1", "checkpoint_every=1000", "--name", "long", "--quiet"]

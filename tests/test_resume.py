@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from fallow.errors import UserError
 from fallow.runs import Run
 from fallow.runs.folder import RunFolder
 
+pytestmark = pytest.mark.usefixtures("ctrl_c_is_heard")
 KEYS = {
     "method": "fixmatch", "clients": 4, "active": 2, "label_count": 40, "batch": 8, "steps": 1, "norm": "bn",
     "unlabelled_batch": 8, "threshold": 0.12, "optimizer_state": "keep", "eval_every": 10, "device": "cpu", "slots": 1, "rounds": 60,
@@ -41,14 +41,6 @@ def keys(tmp_path: Path) -> dict[str, Any]:
 
 def worded(keys: dict[str, Any]) -> list[str]:
     return [f"{k}={v}" for k, v in keys.items()]
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c_is_heard() -> Iterator[None]:
-    """A shell that puts tests into the background has them ignore Ctrl-C, and their children with them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def started(*words: str, cwd: Path) -> subprocess.Popen[str]:
