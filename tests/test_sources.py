@@ -538,7 +538,7 @@ class Evil:
 
 @pytest.mark.parametrize(("content", "words"), [
     (pickle.dumps(Evil(), protocol=2), r"it asks for (posix|nt)\.system"),
-    (pickle.dumps({b"data": np.array([Evil()], object)}, protocol=2), r"it asks for (posix|nt)\.system"),
+    (pickle.dumps({b"data": np.array([Evil()], object)}, protocol=2), "not of unsigned bytes"),
     (pickle.dumps({b"data": images_of(1, size=32).reshape(1, -1), b"labels": [0]}, protocol=2)[:-100], "truncated"),
     (b"", "truncated"), (pickle.dumps([1]), "not CIFAR's"), (pickle.dumps({b"data": 1}), "not an array"),
     (pickle.dumps({b"data": images_of(2, size=32).reshape(2, -1), b"labels": [0]}, protocol=2), "2 images but 1 labels"),

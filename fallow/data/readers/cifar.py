@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fallow.data.readers.parts import Parts, Split, check_labels, check_same_count, damaged, missing, split, truncated
+from fallow.data.readers.pickled import Array, parsed
+from fallow.limits import check_room
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -22,9 +22,9 @@ def read_python10(folder: Path) -> Parts:
 
 def read_python100(folder: Path) -> Parts:
     names = _unpickle(folder / "meta").get("fine_label_names")
-    if not isinstance(names, list) or len(names) != 100:
+    if not isinstance(names, list) or len(names) != 100 or not all(isinstance(name, str | bytes) for name in names):
         raise damaged(folder / "meta", "it does not name 100 classes")
-    classes = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+    classes = tuple(name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names)
     train, test = (_pickled(folder, (part,), "fine_labels", 100) for part in ("train", "test"))
     return Parts(classes, train, test)
 
@@ -65,9 +65,9 @@ def _pickled(folder: Path, files: tuple[str, ...], key: str, classes: int) -> Sp
     for path in (folder / file for file in files):
         batch = _unpickle(path)
         data, known = batch.get("data"), batch.get(key)
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim != 2 or data.shape[1] != PIXELS:
+        if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != PIXELS:
             raise damaged(path, "its 'data' is not an array of 32x32 colour images")
-        if not isinstance(known, list) or not all(isinstance(label, int) for label in known):
+        if not isinstance(known, list) or not all(type(label) is int for label in known):
             raise damaged(path, f"its {key!r} are not a list of whole numbers")
         check_same_count(len(data), len(known), path)
         images.append(data.reshape(-1, 3, 32, 32))
@@ -75,42 +75,15 @@ def _pickled(folder: Path, files: tuple[str, ...], key: str, classes: int) -> Sp
     return split(np.concatenate(images), np.concatenate(labels))
 
 
-def _latin1(text: str, encoding: str) -> bytes:
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it asks for the encoding {encoding!r}")
-    return codecs.encode(text, "latin1")
-
-
-_reconstruct = np.zeros(0).__reduce__()[0]  # its module was renamed in numpy 2; this is the function in any version
-_ALLOWED: dict[tuple[str, str], Any] = {
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
-    ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
-    ("_codecs", "encode"): _latin1,
-}
-
-
-class _ArraysOnly(pickle.Unpickler):
-    """Pickles can run any code, and these come from the network: nothing but numpy arrays is let in."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file does") from None
-
-
 def _unpickle(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise missing(path)
-    with path.open("rb") as file:
-        try:
-            content = _ArraysOnly(file, encoding="bytes").load()
-        except OSError:
-            raise
-        except Exception as error:  # a damaged pickle can raise anything
-            raise damaged(path, f"it is truncated or not a CIFAR pickle ({error})") from error
+    check_room(2 * path.stat().st_size, f"reading {path}")
+    try:
+        content = parsed(path.read_bytes())
+    except ValueError as error:
+        raise damaged(path, f"it is truncated or not a CIFAR pickle ({error})") from error
     if not isinstance(content, dict):
         raise damaged(path, "it is a pickle, but not CIFAR's")
-    return {key.decode() if isinstance(key, bytes) else str(key): value for key, value in content.items()}
+    plain = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in content.items()}
+    return {key: value.pixels if isinstance(value, Array) else value for key, value in plain.items()}
