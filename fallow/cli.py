@@ -29,6 +29,9 @@ Download = Annotated[bool, typer.Option("--download", help="Fetch the data set i
 
 def main() -> None:
     """Runs the command; a user's mistake ends in one sentence and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # file names may hold bytes that are no text
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)  # typer's own word for Ctrl-C is 130
         sys.exit(code if isinstance(code, int) else 0)

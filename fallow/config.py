@@ -16,6 +16,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from fallow.errors import UserError, suggest
+from fallow.paths import open_plain
+from fallow.yamls import LENGTH, safe_yaml, why_not
 
 VERSION = 1  # of the stored config; a change of meaning counts up
 
@@ -230,7 +232,7 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
         if not equals or not name:
             raise UserError(f"{pair!r} is not key=value", "write for example rounds=10")
         try:
-            value = yaml.safe_load(text) if text else None
+            value = safe_yaml(text) if text else None
         except yaml.YAMLError:
             value = text
         quoted = text.startswith(("'", '"'))
@@ -258,16 +260,14 @@ def _number(value: Any) -> Any:
 def read_yaml(path: Any) -> dict[str, Any]:
     """A mapping from a YAML file, or one sentence why not."""
     try:
-        with open(path, encoding="utf-8") as f:
-            value = yaml.safe_load(f)
+        with open_plain(path) as f:
+            value = safe_yaml(f.read(LENGTH + 1).decode("utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}", "check the path") from None
     except (OSError, UnicodeDecodeError) as e:
         raise UserError(f"{path} cannot be read ({e})", "check the file and its permissions") from None
     except yaml.YAMLError as e:
-        where = getattr(e, "problem_mark", None)
-        line = f" in line {where.line + 1}" if where else ""
-        raise UserError(f"{path} is not valid YAML{line}", "mend the file; keys look like `rounds: 10`") from None
+        raise UserError(f"{path} is not valid YAML{why_not(e)}", "mend the file; keys look like `rounds: 10`") from None
     if value is None:
         return {}
     if not isinstance(value, dict):

@@ -36,7 +36,7 @@ def told(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[None]:
 
 def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
     """Writes beside, syncs, renames: a reader sees the old file or the new one."""
-    data = data.encode() if isinstance(data, str) else data
+    data = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     part = beside(path)
     with told(path, remedy):
         try:

@@ -10,11 +10,16 @@ class UserError(Exception):
     """A mistake of the user's, or of the machine's, told in one sentence: cause, then remedy."""
 
     def __init__(self, cause: str, remedy: str):
-        self.cause, self.remedy = cause.rstrip(". "), remedy.rstrip(". ")
+        self.cause, self.remedy = _printable(cause).rstrip(". "), _printable(remedy).rstrip(". ")
         super().__init__(f"{self.cause}; {self.remedy}" + ("" if self.remedy.endswith("?") else "."))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[str, str]]:
         return UserError, (self.cause, self.remedy)  # it may come from another process
+
+
+def _printable(text: str) -> str:
+    """File names may hold bytes that are no UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

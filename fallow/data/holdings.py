@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fallow.data.dealing import EMPTY, Ints
+from fallow.data.readers.npz import check_members
 from fallow.data.skews import skew
 from fallow.errors import UserError
+from fallow.limits import check_room
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -117,11 +119,12 @@ class Federation:
         """Reads what `save` wrote and checks its fingerprint."""
         damaged = UserError(f"the federation file {path} is damaged", "restore it, or delete it and make it again")
         try:
+            check_members(Path(path))
             with np.load(path, allow_pickle=False) as file:
                 return Federation.of(file)
         except FileNotFoundError:
             raise UserError(f"there is no federation file {path}", "check the path, or make it first") from None
-        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error):
+        except (OSError, ValueError, KeyError, TypeError, EOFError, SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error):
             raise damaged from None
 
 
@@ -153,6 +156,7 @@ class Held(NamedTuple):
         federation = Federation.load(path)
         with np.load(path, allow_pickle=False) as file:
             if "held" not in file:
+                check_room(8 * _end(federation), f"counting the samples of {path}")
                 return Held.of(federation, np.zeros(_end(federation), np.int64), ["samples"]), federation.fingerprint
             classes = tuple(json.loads(file["classes"].tobytes()))
             return Held(federation.names, classes, file["held_server"], *file["held"]), federation.fingerprint

@@ -20,6 +20,8 @@ from fallow.data.readers.archives import unpack
 from fallow.data.readers.images import resized
 from fallow.data.readers.parts import Parts, Split
 from fallow.errors import UserError, suggest
+from fallow.limits import check_room, memory_told
+from fallow.paths import user_path
 
 __all__ = ["Listed", "Source", "Split", "default_data_dir", "fit", "from_dataset", "load", "names", "register"]
 
@@ -149,7 +151,7 @@ def load(
     if isinstance(name, Source):
         return name
     kind, colon, rest = name.partition(":")
-    with _told():
+    with _told(), memory_told(f"the data set {name}"):
         if name in _registered:
             return _registered[name]()
         if name == "digits":
@@ -157,7 +159,7 @@ def load(
         if kind in _OWN and colon:
             if not rest:
                 raise UserError(f"{name!r} names no path", f"write {kind}:PATH")
-            return Source(name, *_OWN[kind][1](Path(rest).expanduser(), size), flip=True)
+            return Source(name, *_OWN[kind][1](user_path(rest), size), flip=True)
         official, home = _official(name), _home(data_dir)
         return Source(name, *_read(name, official, home, download), flip=official.flip)
 
@@ -222,17 +224,20 @@ def fitted(images: torch.Tensor, size: int | None, fit: str, channels: int | Non
     images = images if channels in (None, images.shape[1]) else _recoloured(images)
     if size is None or tuple(images.shape[2:]) == (size, size):
         return images
-    if fit == "resize":
-        return torch.from_numpy(resized(images.numpy(), size, size))
-    return _padded(images, size, name)
+    doing = f"bringing {len(images):,} images to {size}x{size}"
+    check_room(len(images) * images.shape[1] * size * size, doing, "give a smaller image.size, or less data")
+    with memory_told(doing):
+        if fit == "resize":
+            return torch.from_numpy(resized(images.numpy(), size, size))
+        return _padded(images, size, name)
 
 
 def default_data_dir() -> Path:
-    return Path(os.environ.get("FALLOW_DATA") or "~/.cache/fallow").expanduser()
+    return user_path(os.environ.get("FALLOW_DATA") or "~/.cache/fallow")
 
 
 def _home(data_dir: str | Path | None) -> Path:
-    return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    return default_data_dir() if data_dir is None else user_path(data_dir)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from fallow.engine.world import device_of
 from fallow.errors import UserError
 from fallow.export.inputs import FromPixels, Inputs, by_batch
 from fallow.models import adopt
+from fallow.paths import shown, user_path
 from fallow.runs import Result, load_result
 
 Tell = Callable[[int, int], None]  # called with (files done, files in all)
@@ -78,7 +79,7 @@ def predict(
     A file that cannot be read has its reason under `error` and no label. `probabilities` adds a column per class.
     Only a few batches are in memory at a time.
     """
-    result, folder, out = load_result(run), Path(folder), Path(out)
+    result, folder, out = load_result(run), user_path(folder), user_path(out)
     if batch is not None and batch < 1:
         raise UserError(f"--batch {batch} is not a count of images", "give 1 or more")
     files = _files(folder)
@@ -89,7 +90,7 @@ def predict(
         if out.is_dir():
             raise UserError(f"{out} is a folder", "give the name of a CSV file with -o")
         try:
-            with open(part, "w", newline="", encoding="utf-8") as f:
+            with open(part, "w", newline="", encoding="utf-8", errors="backslashreplace") as f:
                 write = csv.writer(f, lineterminator="\n").writerow
                 write(["file", "label", "confidence", *([f"p_{c}" for c in predictor.classes] if probabilities else []), "error"])
                 for row in _rows(predictor, files, folder, probabilities, tell):
@@ -136,11 +137,11 @@ def _reading(inputs: Inputs, files: list[Path], folder: Path, ahead: int) -> Ite
     """The files one by one, so many of them read at a time."""
 
     def read(path: Path) -> Read:
-        name = path.relative_to(folder).as_posix()
+        name = shown(path.relative_to(folder).as_posix())
         try:
             return name, inputs.read(path)
         except UserError as error:
-            return name, error.cause.removeprefix(f"{path} ")
+            return name, error.cause.removeprefix(f"{shown(path)} ")
         except OSError as error:
             return name, f"cannot be read ({error.strerror or error})"
 

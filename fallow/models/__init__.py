@@ -14,7 +14,6 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -26,6 +25,7 @@ from fallow.models.cnn import VGG11, EmnistCNN, EmnistCNNofRGD, SmallCNN
 from fallow.models.norms import NORMS, Modes, adopt
 from fallow.models.resnet import ResNet9, ResNet18
 from fallow.models.wrn import WideResNet
+from fallow.paths import user_path
 
 __all__ = ["NORMS", "Modes", "adopt", "build", "default_norm", "names"]
 
@@ -92,7 +92,7 @@ def _own(name: str, offered: dict[str, int | str | None]) -> nn.Module:
 
 def _module(name: str, where: str) -> ModuleType:
     if where.endswith(".py") or "/" in where:
-        path = Path(where).expanduser().resolve()
+        path = user_path(where).resolve()
         if not path.is_file():
             raise UserError(
                 f"there is no file {where} for the model {name}", "give the path of an existing Python file"

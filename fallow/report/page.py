@@ -16,6 +16,7 @@ from typing import Any
 
 from fallow import __version__, disk
 from fallow.errors import UserError
+from fallow.paths import user_path
 from fallow.report import reading
 
 SCRIPTS = ("base.js", "runs.js", "lines.js", "pictures.js", "sections.js", "tables.js", "curves.js", "classes.js", "start.js")
@@ -23,7 +24,7 @@ SCRIPTS = ("base.js", "runs.js", "lines.js", "pictures.js", "sections.js", "tabl
 
 def write(paths: Sequence[str | Path], out: str | Path) -> tuple[Path, int]:
     """Writes the page about these runs; where it lies, and of how many runs it is."""
-    out, runs = Path(out), reading.found(paths)
+    out, runs = user_path(out), reading.found(paths)
     if out.is_dir():
         raise UserError(f"{out} is a folder, not a file", "name a file with -o, such as report.html")
     text = page(reading.payload(runs) | {"made": date.today().isoformat()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,11 +16,13 @@ from fallow.config import merge, read_yaml
 from fallow.data.holdings import Held, measured
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
+from fallow.paths import user_path
 from fallow.report.cells import BESIDE, Place, places
 from fallow.runs.folder import Row, RunFolder
 from fallow.runs.settings import UNHASHED, Keys
 
 ROUNDS, VECTOR_ROUNDS, CLIENTS = 1000, 60, 400  # drawn at most, of each run and federation
+LARGEST = sys.float_info.max
 WORDS = 3  # keys in a group's name
 
 Columns = dict[str, list[Any]]
@@ -28,7 +31,8 @@ Columns = dict[str, list[Any]]
 def found(paths: Iterable[str | Path]) -> list[Path]:
     """The runs of these folders; a folder that is no run but has some below it stands for all of them."""
     out: dict[Path, Path] = {}
-    given = [Path(p) if Path(p).exists() or len(Path(p).parts) > 1 else Path("runs") / p for p in paths]
+    named = [user_path(p) for p in paths]
+    given = [p if p.exists() or len(p.parts) > 1 else Path("runs") / p for p in named]
     for path in given:
         below = [*_below(path)]
         if not below and (len(given) == 1 or not path.exists()):  # `runs/*` may hold other things
@@ -61,7 +65,7 @@ class Run:
     @staticmethod
     def at(path: Path) -> Run:
         folder = RunFolder.existing(path)
-        config = read_yaml(folder.config)
+        config = _worded(read_yaml(folder.config))
         config.pop("version", None)
         if not isinstance(config.get("seed", 0), int):
             raise UserError(f"{folder.config} has seed={config['seed']!r}, which is no whole number", "restore the file")
@@ -93,7 +97,12 @@ class Run:
     @property
     def family(self) -> str:
         """Equal for runs that differ only in seed, or in what does not change a result."""
-        return json.dumps({k: v for k, v in completed(self.config).items() if k not in UNHASHED | {"seed"}}, sort_keys=True)
+        return json.dumps({k: v for k, v in completed(self.config).items() if k not in UNHASHED | {"seed"}}, sort_keys=True, default=str)
+
+
+def _worded(keys: Keys) -> Keys:
+    """YAML may have keys that are no text."""
+    return {str(name): _worded(value) if isinstance(value, dict) else value for name, value in keys.items()}
 
 
 def completed(config: Keys) -> Keys:
@@ -137,7 +146,7 @@ def _told(run: Run) -> Keys:
         "seed": run.seed,
         "status": run.status,
         "done": run.done,
-        "rounds": run.config.get("rounds"),
+        "rounds": plain(run.config.get("rounds")),
         "last": scores[-1][0] if scores else None,
         "best": best[0],
         "best_round": best[1],
@@ -145,7 +154,7 @@ def _told(run: Run) -> Keys:
         "columns": columns,
         "vectors": vectors,
         "published": [_published(p) for p in places(run.config, run.path)],
-        "made": {k: s[k] for k in ("device", "commit", "config_hash", "fingerprint") if s.get(k)} | _versions(s),
+        "made": {k: str(s[k]) for k in ("device", "commit", "config_hash", "fingerprint") if s.get(k)} | _versions(s),
     }
 
 
@@ -170,7 +179,7 @@ def _published(place: Place) -> Keys:
 
 # -- columns -----------------------------------------------------------------------------------------------------------
 def finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
 
 
 def plain(value: Any) -> Any:

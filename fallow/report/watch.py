@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import socket
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,6 +21,8 @@ from fallow.report import reading
 from fallow.report.page import page
 
 LOOPBACK = "127.0.0.1"
+CONNECTIONS, SECONDS = 64, 10.0  # at a time; for a request to come
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
 FILES = ("config.yaml", "metrics.jsonl", "summary.json", "federation.npz")
 
 
@@ -56,7 +60,7 @@ class Watch:
     def state(self) -> str:
         """Changes whenever one of the files does, or a run appears."""
         marks = [_mark(run / name) for run in reading.found(self.paths) for name in FILES]
-        return hashlib.sha256(" ".join(marks).encode()).hexdigest()[:16]
+        return hashlib.sha256(" ".join(marks).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def data(self) -> dict[str, Any]:
         state = self.state()  # taken first: what is written meanwhile is news the next time
@@ -71,8 +75,32 @@ def _mark(file: Path) -> str:
     return f"{file} {found.st_mtime_ns} {found.st_size}"
 
 
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"these runs cannot be shown ({type(error).__name__}: {error}); restore their files."
+
+
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = CONNECTIONS
+
+    def __init__(self, *given: Any):
+        self.free = threading.BoundedSemaphore(CONNECTIONS)
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self.free.acquire(blocking=False):
+            super().process_request(request, client_address)
+            return
+        with suppress(OSError):
+            request.settimeout(0.2)
+            request.sendall(BUSY)
+        self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that goes away in the middle is no error."""
@@ -83,8 +111,24 @@ class Server(ThreadingHTTPServer):
 class Answers(BaseHTTPRequestHandler):
     shown: Watch
     protocol_version = "HTTP/1.1"
+    timeout = SECONDS  # of silence
+
+    def handle_one_request(self) -> None:
+        """A request that comes byte by byte is cut off as well as one that does not come."""
+        self.late = threading.Timer(SECONDS, self._cut)
+        self.late.daemon = True
+        self.late.start()
+        try:
+            super().handle_one_request()
+        finally:
+            self.late.cancel()
+
+    def _cut(self) -> None:
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
+        self.late.cancel()  # it is here
         asked = urlsplit(self.path)
         host = self.headers.get("Host", "").rsplit(":", 1)[0]
         if host not in (LOOPBACK, "localhost"):  # a page of another site that had its name lead here
@@ -99,18 +143,18 @@ class Answers(BaseHTTPRequestHandler):
     def _page(self) -> None:
         try:
             self._send(200, "text/html", page(self.shown.data()))
-        except UserError as e:
-            self._send(500, "text/plain", str(e))
+        except Exception as e:  # whatever a run's files hold, the server stands
+            self._send(500, "text/plain", _why(e))
 
     def _news(self, have: str) -> None:
         try:
-            told = None if have and have == self.shown.state() else self.shown.data()
-        except UserError as e:
-            told = {"error": str(e)}
-        self._send(204 if told is None else 200, "application/json", "" if told is None else json.dumps(told, allow_nan=False))
+            told = "" if have and have == self.shown.state() else json.dumps(self.shown.data(), allow_nan=False)
+        except Exception as e:
+            told = json.dumps({"error": _why(e)})
+        self._send(200 if told else 204, "application/json", told)
 
     def _send(self, status: int, kind: str, text: str) -> None:
-        body = text.encode()
+        body = text.encode("utf-8", "backslashreplace")
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

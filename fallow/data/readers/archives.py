@@ -15,15 +15,23 @@ from typing import IO
 
 from fallow.data.readers.parts import damaged
 from fallow.errors import UserError
+from fallow.limits import amount, check_disk
+from fallow.paths import LONGEST
 
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+EXPANDED, SPARE, ENTRIES = 100, 100 << 20, 2_000_000  # bytes out of one packed, bytes in any case, files: official sets stay far below
 
 
 def unpack(archive: Path, folder: Path) -> Path:
     """The archive's content as `folder`, whether or not the archive itself begins with a folder of that name."""
     with _scratch(archive, folder) as scratch:
         try:
-            for name, content in _files(archive):
+            most, total = EXPANDED * archive.stat().st_size + SPARE, 0
+            for count, (name, content, size) in enumerate(_files(archive)):
+                total += size
+                if total > most or count >= ENTRIES:
+                    raise damaged(archive, f"it would unpack to {amount(total)} and more, or to millions of files")
+                check_disk(size, scratch, f"unpacking {name} of {archive}")
                 _write(_inside(scratch, name, archive), content)
         except BROKEN as error:
             raise damaged(archive, f"it cannot be unpacked ({error})") from error
@@ -54,22 +62,24 @@ def _scratch(archive: Path, folder: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _files(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+def _files(archive: Path) -> Iterator[tuple[str, IO[bytes], int]]:
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive) as opened:
             for info in opened.infolist():
                 if not info.is_dir():
                     with opened.open(info) as content:
-                        yield info.filename, content
+                        yield info.filename, content, info.file_size
     else:
         with tarfile.open(archive) as packed:
             for member in packed:
                 content_of_file = packed.extractfile(member) if member.isreg() else None  # links are not followed
                 if content_of_file is not None:
-                    yield member.name, content_of_file
+                    yield member.name, content_of_file, member.size
 
 
 def _inside(root: Path, name: str, archive: Path) -> Path:
+    if "\0" in name or len(name.encode("utf-8", "surrogateescape")) > LONGEST:
+        raise damaged(archive, "it has an entry whose name is no path")
     parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part != "."]
     if not parts or ".." in parts or parts[0].startswith("/") or ":" in parts[0]:
         raise damaged(archive, f"its entry {name!r} points outside it")

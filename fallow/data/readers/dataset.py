@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fallow.data.readers.images import GREY, array_of
-from fallow.data.readers.parts import UNKNOWN, Parts, Split, check_labels, split
+from fallow.data.readers.parts import UNKNOWN, Parts, Split, check_label, check_labels, split
 from fallow.errors import UserError
 
 WANTED = "return (image, label) with a Pillow image, a tensor [C, H, W] or an array [H, W, C]"
@@ -49,8 +49,9 @@ def _item(item: Any, where: str) -> tuple[np.ndarray, int]:
     try:
         image, label = item
         known = UNKNOWN if label is None else int(label)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise UserError(f"{where} is not an (image, label) pair", WANTED) from error
+    check_label(known, where)
     return _image(image, where), known
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from fallow.data.readers.holdout import held_out, in_order
 from fallow.data.readers.images import decode, is_image
 from fallow.data.readers.parts import UNKNOWN, Parts, missing, split
 from fallow.errors import UserError
+from fallow.paths import is_special, shown
 
+log = logging.getLogger(__name__)
 UNLABELLED = ("unlabelled", "unlabeled")
 Listing = list[tuple[Path, int]]
 
@@ -48,12 +51,12 @@ def decoded(
     images = decode([path for path, _ in train + test], size, channels)
     labels = np.array([label for _, label in train + test], np.int64)
     n = len(train)
-    return Parts(classes, split(images[:n], labels[:n]), split(images[n:], labels[n:]))
+    return Parts(tuple(map(shown, classes)), split(images[:n], labels[:n]), split(images[n:], labels[n:]))
 
 
 def filled(folder: Path) -> list[Path]:
     """The images anywhere below the folder, by name; at least one."""
-    found = image_files(folder)
+    found = plain_files(folder)
     if not found:
         raise UserError(f"{folder} holds no images", "put images there or remove the folder")
     return found
@@ -65,6 +68,15 @@ def image_files(folder: Path) -> list[Path]:
         below[:] = [name for name in below if not _hidden(name)]
         found += [Path(where, name) for name in names if is_image(name)]
     return sorted(found)
+
+
+def plain_files(folder: Path) -> list[Path]:
+    """The same without pipes, sockets and devices, which to open may wait for ever; how many there are is said."""
+    found = image_files(folder)
+    special = [path for path in found if is_special(path)]
+    if special:
+        log.warning("%s: %d named as images are no plain files and are left out (%s is the first)", shown(folder), len(special), shown(special[0].name))
+    return [path for path in found if path not in special] if special else found
 
 
 def subfolders(folder: Path) -> dict[str, Path]:

@@ -18,7 +18,7 @@ def held_out(labels: np.ndarray, keys: Sequence[str], where: str) -> np.ndarray:
     chosen = np.zeros(len(labels), bool)
     for label in np.unique(labels[labels != UNKNOWN]):
         members = sorted(
-            np.flatnonzero(labels == label).tolist(), key=lambda i: hashlib.blake2b(keys[i].encode()).digest()
+            np.flatnonzero(labels == label).tolist(), key=lambda i: hashlib.blake2b(keys[i].encode("utf-8", "backslashreplace")).digest()
         )
         count = max(round(SHARE * len(members)), 1) if len(members) > 1 else 0
         chosen[members[:count]] = True
@@ -30,5 +30,11 @@ def held_out(labels: np.ndarray, keys: Sequence[str], where: str) -> np.ndarray:
 def in_order(labels: set[str]) -> tuple[str, ...]:
     """Class names in label order: by number if all are numbers, else by name."""
     if all(label.isascii() and label.isdigit() for label in labels):
-        return tuple(sorted(labels, key=lambda label: (int(label), label)))
+        return tuple(sorted(labels, key=_by_number))
     return tuple(sorted(labels))
+
+
+def _by_number(label: str) -> tuple[int, str, str]:
+    """The order of the numbers, of however many digits."""
+    digits = label.lstrip("0")
+    return len(digits), digits, label

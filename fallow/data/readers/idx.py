@@ -7,6 +7,7 @@ import math
 import string
 import zlib
 from pathlib import Path
+from typing import IO, cast
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from fallow.data.readers.parts import (
     split,
     truncated,
 )
+from fallow.limits import check_room
+
+CHUNK = 16 << 20
 
 DIGITS = tuple(string.digits)
 CLOTHES = (
@@ -74,27 +78,29 @@ def find(folder: Path, name: str) -> Path:
 
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
-    """The array of an idx file of unsigned bytes."""
-    content = _content(path)
-    header = 4 + 4 * dimensions
-    if len(content) < header:
-        raise truncated(path, len(content), header)
-    if content[:4] != bytes((0, 0, 8, dimensions)):
-        raise damaged(path, f"it begins with {content[:4].hex()}, not with idx's 0000080{dimensions}")
-    shape = tuple(int(n) for n in np.frombuffer(content, ">u4", dimensions, 4))
-    promised = header + math.prod(shape)
-    if len(content) < promised:
-        raise truncated(path, len(content), promised)
-    if len(content) > promised:
-        raise damaged(path, f"it has {len(content) - promised:,} bytes more than its header promises")
-    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
-
-
-def _content(path: Path) -> bytes:
-    if path.suffix != ".gz":
-        return path.read_bytes()
-    with path.open("rb") as file:
+    """The array of an idx file of unsigned bytes; no more is read than its header promises, and one byte."""
+    with path.open("rb") as plain:
+        file = cast(IO[bytes], gzip.GzipFile(fileobj=plain) if path.suffix == ".gz" else plain)
         try:
-            return gzip.GzipFile(fileobj=file).read()
+            header = file.read(4 + 4 * dimensions)
+            if len(header) < 4 + 4 * dimensions:
+                raise truncated(path, len(header), 4 + 4 * dimensions)
+            if header[:4] != bytes((0, 0, 8, dimensions)):
+                raise damaged(path, f"it begins with {header[:4].hex()}, not with idx's 0000080{dimensions}")
+            shape = tuple(int(n) for n in np.frombuffer(header, ">u4", dimensions, 4))
+            return np.frombuffer(_promised(file, path, math.prod(shape), len(header)), np.uint8).reshape(shape)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise damaged(path, f"it is truncated or not gzip ({error})") from error
+
+
+def _promised(file: IO[bytes], path: Path, count: int, header: int) -> bytearray:
+    """As many bytes as the header promises, taken as they come: a promise alone takes no memory."""
+    content = bytearray()
+    while len(content) <= count and (chunk := file.read(min(CHUNK, count + 1 - len(content)))):
+        check_room(len(content) + len(chunk), f"reading {path}")
+        content += chunk
+    if len(content) < count:
+        raise truncated(path, header + len(content), header + count)
+    if len(content) > count:
+        raise damaged(path, "it has more bytes than its header promises")
+    return content

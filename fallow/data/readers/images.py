@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from fallow.errors import UserError
+from fallow.limits import check_room
+from fallow.paths import open_plain
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 GREY = frozenset({"1", "L", "LA", "I", "I;16", "I;16L", "I;16B"})
 CHUNK = 64
+LARGE = 4_000_000  # pixels; of such images one is decoded at a time
+COPIES = 16  # bytes a pixel takes on its way: Pillow's four, an array, the same for the resize
+one_by_one = threading.Lock()
 T = TypeVar("T")
 Result = TypeVar("Result")
 
@@ -32,6 +39,8 @@ def decode(paths: Sequence[Path], size: int | None = None, channels: int | None 
         modes, sizes = zip(*in_threads(_survey, paths))
         shape = shape or _most_common(sizes)
         channels = channels or (1 if GREY.issuperset(modes) else 3)
+    wanted, doing = len(paths) * channels * shape[0] * shape[1], f"holding {len(paths):,} images of {shape[0]}x{shape[1]}"
+    check_room(wanted, doing, "give a smaller image.size, or fewer images")
     out = np.empty((len(paths), channels, *shape), np.uint8)
 
     def fill(place: tuple[int, Path]) -> None:
@@ -91,8 +100,12 @@ def read(path: Path, channels: int, shape: tuple[int, int]) -> np.ndarray:
     """uint8 [C, H, W] of a file, resized where it has another shape."""
 
     def pixels(image: Any) -> np.ndarray:
-        array = array_of(image, channels)
-        return array if array.shape[1:] == shape else resized(array[None], *shape)[0]
+        count = image.width * image.height
+        with one_by_one if count > LARGE else nullcontext():
+            if count > LARGE:
+                check_room(COPIES * count, f"decoding {image.width}x{image.height} pixels", "give a smaller image")
+            array = array_of(image, channels)
+            return array if array.shape[1:] == shape else resized(array[None], *shape)[0]
 
     return _opened(path, pixels)
 
@@ -100,10 +113,12 @@ def read(path: Path, channels: int, shape: tuple[int, int]) -> np.ndarray:
 def _opened(path: Path, look: Callable[[Any], Result]) -> Result:
     from PIL import Image
 
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         try:
             with Image.open(file) as image:
                 return look(image)
+        except MemoryError:
+            raise UserError(f"{path} is too large for the memory", "give a smaller image") from None
         except UserError as error:
             raise UserError(f"{path} cannot be used: {error.cause}", error.remedy) from error
         except Exception as error:  # Pillow's decoders raise many kinds on a damaged file

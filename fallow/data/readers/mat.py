@@ -8,6 +8,7 @@ import numpy as np
 
 from fallow.data.readers.idx import DIGITS
 from fallow.data.readers.parts import Parts, Split, check_labels, check_same_count, damaged, missing, split
+from fallow.limits import CLASSES
 
 
 def read_svhn(folder: Path) -> Parts:
@@ -29,6 +30,8 @@ def _split(path: Path) -> Split:
         raise damaged(path, "it has no array X of 32x32 colour images")
     if labels is None or labels.dtype.kind not in "uif":
         raise damaged(path, "it has no array y of labels")
+    if not np.isfinite(labels).all() or labels.size and not -CLASSES < labels.min() <= labels.max() < CLASSES:
+        raise damaged(path, "it has labels that are no digits")
     labels = labels.reshape(-1).astype(np.int64)
     check_same_count(images.shape[3], len(labels), path)
     return split(images.transpose(3, 2, 0, 1), check_labels(np.where(labels == 10, 0, labels), 10, path))

@@ -38,6 +38,7 @@ CLASSES = {
     "organcmnist": _ORGANS,
     "organsmnist": _ORGANS,
 }  # fmt: skip
+NEEDED = ("train_images", "train_labels", "test_images", "test_labels")
 COLOUR = frozenset({"pathmnist", "dermamnist", "retinamnist", "bloodmnist"})
 SIDED = frozenset({"organamnist", "organcmnist", "organsmnist"})  # a mirrored left kidney is a right one
 
@@ -66,8 +67,8 @@ def read(folder: Path, name: str) -> Parts:
     path, classes = folder / f"{name}.npz", CLASSES[base(name)]
     if not path.is_file():
         raise missing(path)
-    arrays = load(path)
-    for key in ("train_images", "train_labels", "test_images", "test_labels"):
+    arrays = load(path, NEEDED)
+    for key in NEEDED:
         if key not in arrays:
             raise damaged(path, f"it has no array {key!r}")
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import tokenize
 import zipfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
 from fallow.data.readers.holdout import held_out
-from fallow.data.readers.parts import UNKNOWN, Parts, check_labels, check_same_count, damaged, split
+from fallow.data.readers.parts import UNKNOWN, Parts, check_label, check_labels, check_same_count, damaged, split
 from fallow.errors import UserError
+from fallow.limits import CLASSES, check_room
 
 KEYS = {  # what it is -> names it may have in a user's file
     "images": ("images", "train_images", "x_train"),
@@ -21,12 +25,18 @@ KEYS = {  # what it is -> names it may have in a user's file
     "classes": ("classes",),
 }
 
+HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+BROKEN = (
+    ValueError, EOFError, KeyError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, OverflowError, zipfile.BadZipFile, zlib.error,
+    NotImplementedError, RuntimeError,
+)  # fmt: skip
+
 
 def read(path: Path) -> Parts:
     """The user's arrays: images and labels, and where given test_images, test_labels, clients, classes."""
     if not path.is_file():
         raise UserError(f"there is no file {path}", "give the path of an .npz file")
-    arrays = load(path)
+    arrays = load(path, {key for keys in KEYS.values() for key in keys})
     found = {what: arrays[key] for what, keys in KEYS.items() for key in keys[::-1] if key in arrays}
     for what in ("images", "labels"):
         if what not in found:
@@ -50,16 +60,47 @@ def read(path: Path) -> Parts:
     return Parts(classes, split(images[~testing], labels[~testing], stay), split(images[testing], labels[testing]))
 
 
-def load(path: Path) -> dict[str, np.ndarray]:
+def load(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
+    """The arrays of these names that the file has."""
     with path.open("rb") as file:
+        if file.read(6) == np.lib.format.MAGIC_PREFIX:
+            raise UserError(f"{path} is a single array, not an .npz", "save images and labels with numpy.savez")
+        file.seek(0)
         try:
-            opened = np.load(file, allow_pickle=False)
-            if isinstance(opened, np.ndarray):
-                raise UserError(f"{path} is a single array, not an .npz", "save images and labels with numpy.savez")
-            return {key: opened[key] for key in opened.files}
-        except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-            why = "Python objects inside" if "allow_pickle" in str(error) else str(error)
-            raise damaged(path, f"it is truncated or not an .npz of plain arrays ({why})") from error
+            with zipfile.ZipFile(file) as members:
+                found = {info.filename.removesuffix(".npy"): info for info in members.infolist()}
+                found = {key: info for key, info in found.items() if key in wanted}
+                sizes = [_size(members, info) for info in found.values()]
+                check_room(sum(sizes), f"reading {path}")
+                return {key: _array(members, info) for key, info in found.items()}
+        except BROKEN as error:
+            raise damaged(path, f"it is truncated or not an .npz of plain arrays ({error})") from error
+
+
+def check_members(path: Path) -> None:
+    """Raises ValueError where a member is no plain array, or promises more than it holds, before numpy believes it."""
+    with zipfile.ZipFile(path) as members:
+        check_room(sum(_size(members, info) for info in members.infolist()), f"reading {path}")
+
+
+def _size(members: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    """Bytes that the array takes, if they are the bytes that the member has."""
+    with members.open(info) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in HEADERS:
+            raise ValueError(f"{info.filename} has a header of version {version}")
+        shape, _, kind = HEADERS[version](file)
+        if kind.hasobject:
+            raise ValueError("Python objects inside")
+        size = math.prod(shape) * kind.itemsize
+        if min(shape, default=0) < 0 or file.tell() + size != info.file_size:
+            raise ValueError(f"{info.filename} promises {size:,} bytes and has {info.file_size - file.tell():,}")
+    return size
+
+
+def _array(members: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    with members.open(info) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def channels_first(images: np.ndarray, path: Path) -> np.ndarray:
@@ -84,11 +125,15 @@ def whole_numbers(labels: np.ndarray, path: Path) -> np.ndarray:
         raise UserError(
             f"{path} has labels of type {labels.dtype} and shape {labels.shape}", "save one whole number per image"
         )
+    for label in (labels.min(), labels.max()) if len(labels) else ():
+        check_label(int(label), path)
     return labels.astype(np.int64)
 
 
 def _classes(found: dict[str, np.ndarray], labels: np.ndarray, path: Path) -> tuple[str, ...]:
     if "classes" in found:
+        if found["classes"].size > CLASSES:
+            raise UserError(f"{path} names {found['classes'].size:,} classes", f"give at most {CLASSES:,}")
         return tuple(str(name) for name in found["classes"].reshape(-1))
     if not len(labels) or int(labels.max()) < 0:
         raise UserError(f"{path} has no labelled image", "label some: -1 stands for unknown only")

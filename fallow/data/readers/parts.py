@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fallow.errors import UserError
+from fallow.limits import CLASSES
 
 UNKNOWN = -1
 
@@ -65,6 +66,13 @@ def check_labels(labels: np.ndarray, classes: int, path: Path | str, lowest: int
             "correct the labels or fetch the file again",
         )
     return labels
+
+
+def check_label(label: int, where: Path | str) -> None:
+    """Ends with a sentence where a label is none; before names are made of all labels up to it."""
+    if not UNKNOWN <= label < CLASSES:
+        told = str(label) if abs(label) < 10**20 else "of more than 20 digits"
+        raise UserError(f"{where} has the label {told}, out of range: labels count from 0 to at most {CLASSES - 1:,}", "number the classes from 0")
 
 
 def check_same_count(images: int, labels: int, path: Path | str) -> None:

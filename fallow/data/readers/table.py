@@ -12,6 +12,7 @@ from fallow.data.readers.holdout import held_out, in_order
 from fallow.data.readers.images import decode
 from fallow.data.readers.parts import UNKNOWN, Parts, split
 from fallow.errors import UserError
+from fallow.paths import is_special, user_path
 
 COLUMNS = ("file", "label", "client", "split")
 
@@ -95,7 +96,12 @@ def _classes(rows: list[Row], path: Path) -> tuple[str, ...]:
 
 
 def _image(path: Path, row: Row) -> Path:
-    image = path.parent / Path(row.file).expanduser()
+    try:
+        image = path.parent / user_path(row.file)
+    except UserError as error:
+        raise UserError(f"line {row.line} of {path}: {error.cause}", "correct the path, which counts from the CSV's folder") from error
+    if is_special(image):
+        raise UserError(f"line {row.line} of {path} names {row.file}, which is no plain file", "name an image")
     if not image.is_file():
         raise UserError(
             f"line {row.line} of {path} names {row.file}, and there is no file {image}",

@@ -71,3 +71,6 @@ function tell(event, title, rows) {
   tip.style.top = `${Math.max(6, Math.min(event.clientY + 14, innerHeight - height - 6))}px`;
 }
 const hush = () => { $("tip").hidden = true; };
+
+/** For JSON.parse: objects without a prototype, since a column may be named `constructor` or `__proto__`. */
+const bare = (_, value) => (value && typeof value === "object" && !Array.isArray(value) ? Object.assign(Object.create(null), value) : value);

@@ -21,7 +21,7 @@ const has = (column) => page.runs.some((run) => run.columns[column]);
 
 /** [round, value] pairs of a run's column, in the order of rounds; rounds without a value are left out. */
 function points(run, column) {
-  run.points ??= {};
+  run.points ??= Object.create(null);
   const values = run.columns[column] || [];
   return (run.points[column] ??= values.map((value, i) => [run.columns.round[i], value]).filter(([, value]) => value != null));
 }

@@ -93,7 +93,7 @@ async function listen() {
   let wait = 1000;
   try {
     const answer = await fetch(`runs.json?have=${encodeURIComponent(page.state)}`, { cache: "no-store" });
-    const news = answer.status === 200 ? await answer.json() : null;
+    const news = answer.status === 200 ? JSON.parse(await answer.text(), bare) : null;
     $("banner").hidden = !news?.error;
     if (news?.error) $("banner").textContent = news.error;
     else if (news) { take(news); render(); }
@@ -106,7 +106,7 @@ async function listen() {
   setTimeout(listen, wait);
 }
 
-take(JSON.parse($("data").textContent));
+take(JSON.parse($("data").textContent, bare));
 ORDER.forEach((title) => $("sections").append(sections.get(title).root));
 $("theme").addEventListener("click", () => window.switchTheme());
 document.addEventListener("theme", render);
