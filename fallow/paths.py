@@ -21,7 +21,7 @@ def user_path(text: str | os.PathLike[str]) -> Path:
     if "\0" in text:
         raise UserError(f"{shown(text)!r} is no path: it holds a NUL byte", "give the path of a file or a folder")
     try:
-        path = Path(text).expanduser()
+        path = Path(text).expanduser() if text.startswith("~") else Path(text)  # Path("./~x") forgets its ./
         raw = os.fsencode(path)
     except RuntimeError:
         raise UserError(f"{shown(text)} begins with the home of a user who is not known", "write the path in full, or ./~ for that name") from None

@@ -216,3 +216,15 @@ def test_the_page_of_a_run_gains_rounds(seen: Browser, tmp_path: Path) -> None:
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def test_columns_named_as_javascript_names_its_own(seen: Browser, tmp_path: Path) -> None:
+    names = ["constructor", "__proto__", "toString", "hasOwnProperty", "valueOf"]
+    odd = fabricated(tmp_path / "odd", [row(n, **json.loads(json.dumps(dict.fromkeys(names, n / 2)))) for n in (1, 2, 3)])
+    other = fabricated(tmp_path / "other", [row(n) for n in (1, 2)], method="fedavg")
+    opened(seen, tmp_path, odd, other)
+    section = "const s = [...document.querySelectorAll('section:not([hidden])')].find((s) => s.querySelector('h2').textContent === 'What the method logs');"
+    titles = seen.js(section + "return [...s.querySelectorAll('.card:not([hidden]) h3')].map((h) => h.textContent)")
+    assert sorted(titles) == sorted(names)
+    for name in names:
+        assert pixels(seen, name, COLOURS[0]) > 0 and pixels(seen, name, COLOURS[1]) == 0

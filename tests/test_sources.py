@@ -514,7 +514,7 @@ def idx_fault(tmp_path: Path, file: str, change: object, words: str) -> None:
 @pytest.mark.parametrize(("file", "change", "words"), [
     ("train-images-idx3-ubyte", lambda b: b[:-1], "is truncated: it has 3,151 bytes where 3,152 were promised"),
     ("train-images-idx3-ubyte", lambda b: b[:9], "is truncated"),
-    ("train-images-idx3-ubyte", lambda b: b + b"!", "is damaged: it has 1 bytes more"),
+    ("train-images-idx3-ubyte", lambda b: b + b"!", "is damaged: it has more bytes"),
     ("train-images-idx3-ubyte", lambda b: b"\x00\x00\x0d\x03" + b[4:], "is damaged: it begins with 00000d03"),
     ("t10k-images-idx3-ubyte.gz", lambda b: b[:-20], "is damaged: it is truncated or not gzip"),
     ("t10k-images-idx3-ubyte.gz", lambda b: b"no" + b[2:], "is damaged: it is truncated or not gzip"),

@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fallow.data.dealing import EMPTY, Ints
-from fallow.data.readers.npz import check_members
+from fallow.data.readers.arrays import BROKEN, check_members
 from fallow.data.skews import skew
 from fallow.errors import UserError
 from fallow.limits import check_room
@@ -124,7 +122,7 @@ class Federation:
                 return Federation.of(file)
         except FileNotFoundError:
             raise UserError(f"there is no federation file {path}", "check the path, or make it first") from None
-        except (OSError, ValueError, KeyError, TypeError, EOFError, SyntaxError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        except (OSError, *BROKEN):
             raise damaged from None
 
 

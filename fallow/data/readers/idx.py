@@ -23,7 +23,7 @@ from fallow.data.readers.parts import (
 )
 from fallow.limits import check_room
 
-CHUNK = 16 << 20
+CHUNK = 4 << 20
 
 DIGITS = tuple(string.digits)
 CLOTHES = (

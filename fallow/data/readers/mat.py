@@ -30,7 +30,7 @@ def _split(path: Path) -> Split:
         raise damaged(path, "it has no array X of 32x32 colour images")
     if labels is None or labels.dtype.kind not in "uif":
         raise damaged(path, "it has no array y of labels")
-    if not np.isfinite(labels).all() or labels.size and not -CLASSES < labels.min() <= labels.max() < CLASSES:
+    if not np.isfinite(labels).all() or (labels.size and not -CLASSES < labels.min() <= labels.max() < CLASSES):
         raise damaged(path, "it has labels that are no digits")
     labels = labels.reshape(-1).astype(np.int64)
     check_same_count(images.shape[3], len(labels), path)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import tokenize
 import zipfile
-import zlib
 from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
 
+from fallow.data.readers.arrays import BROKEN, array_of, size_of
 from fallow.data.readers.holdout import held_out
 from fallow.data.readers.parts import UNKNOWN, Parts, check_label, check_labels, check_same_count, damaged, split
 from fallow.errors import UserError
@@ -24,12 +22,6 @@ KEYS = {  # what it is -> names it may have in a user's file
     "clients": ("clients",),
     "classes": ("classes",),
 }
-
-HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-BROKEN = (
-    ValueError, EOFError, KeyError, TypeError, SyntaxError, tokenize.TokenError, RecursionError, OverflowError, zipfile.BadZipFile, zlib.error,
-    NotImplementedError, RuntimeError,
-)  # fmt: skip
 
 
 def read(path: Path) -> Parts:
@@ -70,37 +62,11 @@ def load(path: Path, wanted: Collection[str]) -> dict[str, np.ndarray]:
             with zipfile.ZipFile(file) as members:
                 found = {info.filename.removesuffix(".npy"): info for info in members.infolist()}
                 found = {key: info for key, info in found.items() if key in wanted}
-                sizes = [_size(members, info) for info in found.values()]
+                sizes = [size_of(members, info) for info in found.values()]
                 check_room(sum(sizes), f"reading {path}")
-                return {key: _array(members, info) for key, info in found.items()}
+                return {key: array_of(members, info) for key, info in found.items()}
         except BROKEN as error:
             raise damaged(path, f"it is truncated or not an .npz of plain arrays ({error})") from error
-
-
-def check_members(path: Path) -> None:
-    """Raises ValueError where a member is no plain array, or promises more than it holds, before numpy believes it."""
-    with zipfile.ZipFile(path) as members:
-        check_room(sum(_size(members, info) for info in members.infolist()), f"reading {path}")
-
-
-def _size(members: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
-    """Bytes that the array takes, if they are the bytes that the member has."""
-    with members.open(info) as file:
-        version = np.lib.format.read_magic(file)
-        if version not in HEADERS:
-            raise ValueError(f"{info.filename} has a header of version {version}")
-        shape, _, kind = HEADERS[version](file)
-        if kind.hasobject:
-            raise ValueError("Python objects inside")
-        size = math.prod(shape) * kind.itemsize
-        if min(shape, default=0) < 0 or file.tell() + size != info.file_size:
-            raise ValueError(f"{info.filename} promises {size:,} bytes and has {info.file_size - file.tell():,}")
-    return size
-
-
-def _array(members: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
-    with members.open(info) as file:
-        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def channels_first(images: np.ndarray, path: Path) -> np.ndarray:
