@@ -58,14 +58,6 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def expanded(path: str | Path) -> Path:
-    """A path with `~` and `~name` replaced by a home; where there is no such user, as it is."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
-
-
 def sync(folder: Path) -> None:
     """Makes renames inside a folder last."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -19,7 +19,6 @@ from fallow.data.readers import cifar, dataset, digits, folders, idx, mat, medmn
 from fallow.data.readers.archives import unpack
 from fallow.data.readers.images import resized
 from fallow.data.readers.parts import Parts, Split
-from fallow.disk import expanded
 from fallow.errors import UserError, suggest
 
 __all__ = ["Listed", "Source", "Split", "default_data_dir", "fit", "from_dataset", "load", "names", "register"]
@@ -158,7 +157,7 @@ def load(
         if kind in _OWN and colon:
             if not rest:
                 raise UserError(f"{name!r} names no path", f"write {kind}:PATH")
-            return Source(name, *_OWN[kind][1](expanded(rest), size), flip=True)
+            return Source(name, *_OWN[kind][1](Path(rest).expanduser(), size), flip=True)
         official, home = _official(name), _home(data_dir)
         return Source(name, *_read(name, official, home, download), flip=official.flip)
 
@@ -229,11 +228,11 @@ def fitted(images: torch.Tensor, size: int | None, fit: str, channels: int | Non
 
 
 def default_data_dir() -> Path:
-    return expanded(os.environ.get("FALLOW_DATA") or "~/.cache/fallow")
+    return Path(os.environ.get("FALLOW_DATA") or "~/.cache/fallow").expanduser()
 
 
 def _home(data_dir: str | Path | None) -> Path:
-    return default_data_dir() if data_dir is None else expanded(data_dir)
+    return default_data_dir() if data_dir is None else Path(data_dir).expanduser()
 
 
 @contextmanager

@@ -14,13 +14,13 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from torch import nn
 
 from fallow import draws
-from fallow.disk import expanded
 from fallow.errors import UserError, suggest
 from fallow.models.cnn import VGG11, EmnistCNN, EmnistCNNofRGD, SmallCNN
 from fallow.models.norms import NORMS, Modes, adopt
@@ -92,7 +92,7 @@ def _own(name: str, offered: dict[str, int | str | None]) -> nn.Module:
 
 def _module(name: str, where: str) -> ModuleType:
     if where.endswith(".py") or "/" in where:
-        path = expanded(where).resolve()
+        path = Path(where).expanduser().resolve()
         if not path.is_file():
             raise UserError(
                 f"there is no file {where} for the model {name}", "give the path of an existing Python file"
@@ -112,8 +112,6 @@ def _module(name: str, where: str) -> ModuleType:
         sys.path.append(os.getcwd())
     try:
         return importlib.import_module(where)
-    except (ValueError, TypeError) as error:  # an empty name between dots, a relative one
-        raise UserError(f"{where!r} is no module for the model {name!r} ({error})", "give ./file.py:Class") from None
     except ModuleNotFoundError as error:
         if error.name is None or not f"{where}.".startswith(f"{error.name}."):
             raise

@@ -88,7 +88,7 @@ def _seconds(call: Callable[[int], None], batches: tuple[int, ...], device: torc
 
 
 def _file() -> Path:
-    return disk.expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fallow" / "speed.json"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fallow" / "speed.json"
 
 
 def _read() -> dict[str, list[float]]:

@@ -11,7 +11,6 @@ import numpy as np
 from fallow.data.readers.holdout import held_out, in_order
 from fallow.data.readers.images import decode
 from fallow.data.readers.parts import UNKNOWN, Parts, split
-from fallow.disk import expanded
 from fallow.errors import UserError
 
 COLUMNS = ("file", "label", "client", "split")
@@ -96,7 +95,7 @@ def _classes(rows: list[Row], path: Path) -> tuple[str, ...]:
 
 
 def _image(path: Path, row: Row) -> Path:
-    image = path.parent / expanded(row.file)
+    image = path.parent / Path(row.file).expanduser()
     if not image.is_file():
         raise UserError(
             f"line {row.line} of {path} names {row.file}, and there is no file {image}",
