@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
+from fallow import said
 from fallow.errors import UserError
+from fallow.said import Speaker
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 silent = os.environ.get("RANK", "0") != "0"  # under torchrun rank 0 speaks for all
-console = Console(highlight=False, quiet=silent)
+console = Speaker(quiet=silent)
 if not console.is_terminal:
-    console = Console(highlight=False, width=200, quiet=silent)  # a file or a pipe has no edge to wrap at
+    console = Speaker(width=200, quiet=silent)  # a file or a pipe has no edge to wrap at
 debug = False
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)]
@@ -33,22 +33,62 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # file names may hold bytes that are no text
     try:
+        _check_words(sys.argv[1:])
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)  # typer's own word for Ctrl-C is 130
+        said.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as e:
         if debug:
             raise
-        Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent).print(f"[red]error:[/red] {escape(str(e))}")
-        sys.exit(0 if silent else 2)  # a rank that ended with 2 would make torchrun stop rank 0 before it has spoken
+        _end(str(e), 0 if silent else 2)  # a rank that ended with 2 would make torchrun stop rank 0 before it has spoken
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as e:
+        if debug:
+            raise
+        _end(str(_of_the_machine(e)), 2)
     except Exception as e:
+        if (told := _too_much(e)) and not debug:
+            _end(str(told), 2)
         if hasattr(e, "format_message") and hasattr(e, "exit_code"):  # click's own: a wrong flag, a missing argument
             cause = e.format_message().rstrip(". ")
-            told = cause if cause.endswith("?") else f"{cause}; see `fallow --help`."
-            Console(stderr=True, highlight=False, soft_wrap=True, quiet=silent).print(f"[red]error:[/red] {escape(told)}")
-            sys.exit(2)
+            _end(cause if cause.endswith("?") else f"{cause}; see `fallow --help`.", 2)
         raise
+
+
+def _end(sentence: str, code: int) -> NoReturn:
+    """The last word, if there is anyone to hear it."""
+    with suppress(OSError, ValueError):
+        Speaker(stderr=True, quiet=silent).complain(sentence)
+    with suppress(OSError, ValueError):
+        said.flush()
+    sys.exit(code)
+
+
+def _check_words(words: list[str]) -> None:
+    for word in words:
+        if "\0" in word:
+            raise UserError(f"{word!r} has a NUL character in it, which no name can have", "leave it out")
+
+
+def _of_the_machine(error: OSError) -> UserError:
+    """What a disk, a pipe or a terminal refused."""
+    why = error.strerror or str(error) or type(error).__name__
+    if isinstance(error, BrokenPipeError) and error.filename is None:
+        said.mute()
+        return UserError("the output was closed by who was reading it", "a run that was going on continues with `fallow resume`")
+    if error.filename is None:
+        return UserError(f"the machine refused to read or write ({why})", "look after its disk, then give the command again")
+    return UserError(f"{os.fsdecode(error.filename)} cannot be read or written ({why})", "check the path and the disk it lies on")
+
+
+def _too_much(error: BaseException) -> UserError | None:
+    """What is more than this machine can hold; None for every other error."""
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
+        return UserError("the memory of this machine is not enough for that", "ask for less, or take smaller images or batches")
+    if isinstance(error, RecursionError):
+        return UserError("something that was given is nested too deeply", "write it flat")
+    return None
 
 
 @app.callback()
@@ -97,7 +137,7 @@ def resume(
     with Bar(console, quiet) as bar:
         result = runs.resume(path, stop_after=stop_after, watch=bar)
     if not bar.started:
-        console.print(f"The run {result.path} is finished; nothing to do.")
+        console.say(f"The run {result.path} is finished; nothing to do.")
     _print_result(result)
 
 
@@ -113,9 +153,9 @@ def list_(
     times = what == "recipes" and not no_time
     with console.status("measuring how fast this machine trains (once)") if times else nullcontext():
         found = rows(what, data_dir, times)
-    _print_table(found)
+    console.rows(found)
     if times:
-        console.print(f"\n{TIMES}", soft_wrap=True)
+        console.say(f"\n{TIMES}")
 
 
 @app.command()
@@ -137,17 +177,17 @@ def split(
     _, options, source, federation = runs.prepare(recipe, keys, download=download)
     labels, classes = source.train.labels.numpy(), len(source.classes)
     rows, summary = table(federation, labels, source.classes)
-    _print_table([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
+    console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for name, value in summary.items():
-        console.print(f"{name.replace('_', ' ')}: {escape(str(value))}", soft_wrap=True)
+        console.say(f"{name.replace('_', ' ')}: {value}")
     where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed_of('split')}.png")
     with disk.told(where, "make its folder first, or choose another with --picture"):
         draw(federation, labels, classes, where, class_names=source.classes)
-    console.print(f"picture: {where}")
+    console.say(f"picture: {where}")
     if save:
         with disk.told(Path(save), "make its folder first, or choose another with --save"):
             federation.save(Path(save))
-        console.print(f"federation: {save}")
+        console.say(f"federation: {save}")
 
 
 @app.command()
@@ -155,7 +195,7 @@ def compare(paths: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> No
     """Runs side by side."""
     from fallow.listing import compared
 
-    _print_table(compared(paths))
+    console.rows(compared(paths))
 
 
 @app.command()
@@ -181,16 +221,16 @@ def table(
     if source and not place.is_dir():
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
     if not source:
-        failures = grid.run(grids, place, seeds, jobs, lambda text: console.print(escape(text), soft_wrap=True), download)
+        failures = grid.run(grids, place, seeds, jobs, console.say, download)
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
-    console.print(escape(shown.caption()), soft_wrap=True)
-    _print_table([shown.title(), *shown.rows()])
+    console.say(shown.caption())
+    console.rows([shown.title(), *shown.rows()])
     if any(shown.near(line) for line in shown.lines):
-        console.print(shown.FOOT, soft_wrap=True)
+        console.say(shown.FOOT)
     if out or not source:
-        console.print(f"written: {shown.write(Path(out or place))}/table.md, table.tex, table.csv", soft_wrap=True)
+        console.say(f"written: {shown.write(Path(out or place))}/table.md, table.tex, table.csv")
     if collect:
-        console.print(f"collected: {len(grid.collect(grids, place, Path(collect)))} runs, {collect}", soft_wrap=True)
+        console.say(f"collected: {len(grid.collect(grids, place, Path(collect)))} runs, {collect}")
     if failures:
         raise typer.Exit(1)
 
@@ -204,7 +244,7 @@ def report(
     from fallow.report import page
 
     path, runs = page.write(paths, out)
-    console.print(f"page of {runs} run{'s' if runs > 1 else ''}: {escape(str(path))} ({path.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)
+    console.say(f"page of {runs} run{'s' if runs > 1 else ''}: {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 @app.command()
@@ -216,7 +256,7 @@ def watch(
     from fallow.report.watch import Watch
 
     with Watch(paths, port) as server:
-        console.print(f"open {server.address} in a browser; Ctrl-C ends it", soft_wrap=True)
+        console.say(f"open {server.address} in a browser; Ctrl-C ends it")
         server.serve()
 
 
@@ -231,8 +271,8 @@ def export(
 
     done = export(run, out, format)
     for sentence in done.left_out:
-        console.print(escape(sentence), soft_wrap=True)
-    console.print(f"written: {done.path}/ ({', '.join(done.files)})", soft_wrap=True)
+        console.say(sentence)
+    console.say(f"written: {done.path}/ ({', '.join(done.files)})")
 
 
 @app.command()
@@ -252,10 +292,10 @@ def predict(
     with Files(console, quiet) as tell:
         done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell)
     if done.by_batch:
-        console.print("batch norm used each batch's own statistics, as in the run: predictions depend on which images share a batch", soft_wrap=True)
+        console.say("batch norm used each batch's own statistics, as in the run: predictions depend on which images share a batch")
     if done.unreadable:
-        console.print(f"{len(done.unreadable)} of {done.images} files could not be read; the column error says why ({escape(done.unreadable[0])} is the first)", soft_wrap=True)
-    console.print(f"labelled {done.images - len(done.unreadable)} images: {escape(str(done.path))}", soft_wrap=True)
+        console.say(f"{len(done.unreadable)} of {done.images} files could not be read; the column error says why ({done.unreadable[0]} is the first)")
+    console.say(f"labelled {done.images - len(done.unreadable)} images: {done.path}")
 
 
 @app.command()
@@ -271,8 +311,8 @@ def figure(
     from fallow.report.figures import figure
 
     caption = figure(name, paths, out, width=width, names=_list(names), parts=_list(parts))
-    console.print(escape(caption), soft_wrap=True)
-    console.print(f"figure: {escape(out)}", soft_wrap=True)
+    console.say(caption)
+    console.say(f"figure: {out}")
 
 
 def _list(text: str | None) -> list[str]:
@@ -299,16 +339,9 @@ def _print_keys(recipe: str | None, keys: dict[str, Any]) -> None:
     console.print("usage: fallow run [RECIPE] [KEY=VALUE]... [--data-dir DIR] [--download] [--out DIR] [--name NAME]")
     console.print("                  [--stop-after N] [--quiet]\n")
     method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys)
-    console.print(f"Keys of method [bold]{escape(options.method)}[/bold] ({escape((method.__doc__ or '').splitlines()[0])})\n")
-    _print_table([("key", "default", "symbol", "takes", "meaning"), *described(method.Options)])
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    title, *body = rows
-    table = Table(*title, box=None, header_style="bold", pad_edge=False)
-    for row in body:
-        table.add_row(*[escape(c) for c in row])
-    console.print(table)
+    about = (method.__doc__ or "").strip().partition("\n")[0]
+    console.print(Text.assemble("Keys of method ", (said.printable(options.method), "bold"), f" ({said.printable(about)})\n"))
+    console.rows([("key", "default", "symbol", "takes", "meaning"), *described(method.Options)])
 
 
 def _print_result(result: Any) -> None:
@@ -316,7 +349,7 @@ def _print_result(result: Any) -> None:
         return
     s = result.summary
     if s["last"] is not None:
-        console.print(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")
+        console.say(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")
     if s["status"] != "finished":
-        console.print(f"stopped after round {s['rounds']}; go on with: fallow resume {result.path}")
-    console.print(f"run: {result.path}", soft_wrap=True)
+        console.say(f"stopped after round {s['rounds']}; go on with: fallow resume {result.path}")
+    console.say(f"run: {result.path}")

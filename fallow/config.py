@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+import reprlib
 import types
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -218,7 +220,7 @@ def _check_unlabelled(size: int | str, batch: int | str) -> None:
     if isinstance(size, int) or size in ("full", "match-steps", "match-steps:floor"):
         return
     word, _, times = size.partition(":")
-    if not (size == "equal" or (word == "ratio" and times.isdigit() and int(times) > 0)):
+    if not (size == "equal" or (word == "ratio" and re.fullmatch("0*[1-9][0-9]{0,8}", times))):
         raise ValueError(f"unlabelled_batch={size} is not known; use a count, match-steps, match-steps:floor, equal, ratio:N or full")
     if batch == "full":
         raise ValueError(f"unlabelled_batch={size} is a multiple of a batch that is full; use unlabelled_batch=full, or a count for batch")
@@ -231,13 +233,8 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise UserError(f"{pair!r} is not key=value", "write for example rounds=10")
-        try:
-            value = safe_yaml(text) if text else None
-        except yaml.YAMLError:
-            value = text
         quoted = text.startswith(("'", '"'))
-        if isinstance(value, str) and text != value and not quoted:
-            value = text
+        value = _typed(text, quoted)
         node = out
         *path, last = name.split(".")
         for part in path:
@@ -248,12 +245,23 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
     return out
 
 
+def _typed(text: str, quoted: bool) -> Any:
+    """What YAML makes of a word; the word itself where that is no plain value (a date, bytes) or YAML stumbles over it."""
+    try:
+        value = safe_yaml(text) if text else None
+    except yaml.YAMLError:
+        return text
+    plain = value is None or isinstance(value, bool | int | float | str | list | dict)
+    return text if not plain or (isinstance(value, str) and text != value and not quoted) else value
+
+
 def _number(value: Any) -> Any:
     if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
         try:
-            return float(value)
+            number = float(value)
         except ValueError:
             return value
+        return value if math.isinf(number) and "inf" not in value.lower() else number  # 5000 digits stay what was typed
     return value
 
 
@@ -273,6 +281,20 @@ def read_yaml(path: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} holds no keys", "write one `key: value` per line")
     return value
+
+
+def shown(value: Any) -> str:
+    """A value for a sentence: as it is typed, and not longer than one reads."""
+    try:
+        text = value if isinstance(value, str) else _SHORT.repr(value)
+    except ValueError:  # an integer of thousands of digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:90]} ... {text[-90:]}"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxdict = 8
+_SHORT.maxstring = _SHORT.maxother = 120
 
 
 def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -306,7 +328,7 @@ def validate(kind: type[Config], values: Mapping[str, Any]) -> Config:
         wanted = " or ".join(dict.fromkeys(_wanted(x) for x in e.errors() if x["loc"][: 2 if section else 1] == first["loc"][: 2 if section else 1]))
         remedy = f"give {wanted}" + (f" ({name} means: {field.description})" if field and field.description else "")
         given = first.get("input")
-        raise UserError(f"{name}={given if isinstance(given, str) else repr(given)} is not allowed", remedy) from None
+        raise UserError(f"{name}={shown(given)} is not allowed", remedy) from None
 
 
 def _wanted(error: Any) -> str:
@@ -332,17 +354,33 @@ def _known(kind: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -
     """The values, if there are keys of these names; `true` for a key that is no switch as text, since pydantic takes it for 1."""
     out: dict[str, Any] = {}
     for name, value in values.items():
+        if not isinstance(name, str):
+            raise UserError(f"there is no key {prefix}{shown(name)}", "a key is a word, such as rounds")
         if name not in kind.model_fields:
-            raise UserError(f"there is no key {prefix + name!r}", suggest(prefix + name, [prefix + n for n in kind.model_fields]))
+            raise UserError(f"there is no key {shown(repr(prefix + name))}", suggest(prefix + name, [prefix + n for n in kind.model_fields]))
+        _check_size(prefix + name, value)
         annotation = kind.model_fields[name].annotation
         if isinstance(annotation, type) and issubclass(annotation, Section):
             if not isinstance(value, Mapping):
-                raise UserError(f"{name} is a section, not {value!r}", f"write {name}.KEY=VALUE")
+                said = repr(value) if isinstance(value, str) else value
+                raise UserError(f"{name} is a section, not {shown(said)}", f"write {name}.KEY=VALUE")
             value = _known(annotation, value, f"{name}.")
         elif isinstance(value, bool) and "true" not in takes(annotation):
             value = str(value).lower()
         out[name] = value
     return out
+
+
+LARGEST = {int: 2**63 - 1, float: 3e38}  # of 64 bits; of 32 bits
+
+
+def _check_size(name: str, value: Any) -> None:
+    """Refuses what no machine number holds and no path can have, before anybody computes with it."""
+    most = LARGEST.get(type(value))
+    if most is not None and most < abs(value) != math.inf:
+        raise UserError(f"{name}={shown(value)} is not allowed", f"give a number between -{most:g} and {most:g}")
+    if isinstance(value, str) and "\0" in value:
+        raise UserError(f"{name}={shown(value)} has a NUL character in it", "leave it out")
 
 
 def dump(config: Config) -> str:

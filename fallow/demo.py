@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 import fallow
 from fallow.runs import Result
 from fallow.runs.settings import recipe
+from fallow.said import Speaker
 
 SEEDS = (0, 1, 2)
 METHODS: dict[str, dict[str, Any]] = {
@@ -21,7 +21,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    console = Console(highlight=False)
+    console = Speaker()
     console.print("Ten clients hold 1,500 images of digits between them, unlabelled images non-IID, and one label per class each.")
     results: dict[str, list[Result]] = {name: [] for name in METHODS}
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -45,7 +45,7 @@ def main() -> None:
     console.print("Test accuracy in %, last round. The runs:")
     for found in results.values():
         for result in found:
-            console.print(f"  {result.path}")
+            console.say(f"  {result.path}")
     console.print("Next: fallow run method=fixmatch rounds=10, fallow list methods, fallow split demo")
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from fallow.engine import ranks
+from fallow.said import Speaker
 
 
 class Bar:
     """A watcher of a run that draws a bar on a terminal, and lines where there is none."""
 
-    def __init__(self, console: Console, quiet: bool = False):
+    def __init__(self, console: Speaker, quiet: bool = False):
         self.console, self.quiet, self.started = console, quiet, False
         self.rounds = 0
         self.run: Any = None
@@ -38,18 +38,18 @@ class Bar:
         self._bar.__exit__(kind, error, trace)
         if kind is KeyboardInterrupt and self.run is not None:
             path = self.run.folder.path
-            self.console.print(f"interrupted after round {self.run.done}; go on with: fallow resume {path}", soft_wrap=True)
+            self.console.say(f"interrupted after round {self.run.done}; go on with: fallow resume {path}")
 
     def __call__(self, event: str, what: Any) -> None:
         if event == "start":
             self.started, self.run, self.rounds = True, what, what.options.rounds
             self._task = self._bar.add_task("", total=self.rounds, completed=what.done, words="")
             if not self.quiet:
-                self.console.print(_headline(what), soft_wrap=True)
+                self.console.say(_headline(what))
         elif event == "round" and self._task is not None:
             self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:
-                self.console.print(f"round {what['round']}/{self.rounds}  {words(what)}", soft_wrap=True)
+                self.console.say(f"round {what['round']}/{self.rounds}  {words(what)}")
 
 
 class _Clients(ProgressColumn):
@@ -68,7 +68,7 @@ class _Clients(ProgressColumn):
 class Files:
     """A bar over files on a terminal, nothing where there is none."""
 
-    def __init__(self, console: Console, quiet: bool = False):
+    def __init__(self, console: Speaker, quiet: bool = False):
         self._bar = Progress(
             TextColumn("{task.completed:.0f}/{task.total:.0f} images"),
             BarColumn(bar_width=30),

@@ -139,13 +139,12 @@ def test_the_bar_counts_clients(tmp_path: Path) -> None:
     """A round may take minutes; the bar says how many of its clients have ended."""
     import io
 
-    from rich.console import Console
-
     import fallow
     from fallow.progress import Bar
+    from fallow.said import Speaker
 
     text = io.StringIO()
-    with Bar(Console(file=text, force_terminal=True, width=120)) as bar:
+    with Bar(Speaker(file=text, force_terminal=True, width=120)) as bar:
 
         def watch(event: str, what: Any) -> None:
             bar(event, what)

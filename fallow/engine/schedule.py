@@ -36,6 +36,8 @@ class Schedule:
             raise UserError(f"schedule option by={by!r} is not known", "use by=round or by=step")
         try:
             numbers = {n: float(v) for n, v in given.items() if n != "by"}
+            if not all(math.isfinite(n) for n in numbers.values()):
+                raise ValueError
         except ValueError:
             raise UserError(f"schedule={text!r} has an option that is no number", "write for example warmup=5") from None
         return Schedule(

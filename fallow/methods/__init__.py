@@ -39,7 +39,7 @@ def find(name: str) -> type[Method]:
 def _imported(place: str):  # type: ignore[no-untyped-def]
     try:
         return importlib.import_module(place)
-    except ImportError as e:
+    except (ImportError, ValueError, TypeError) as e:  # an empty name, a relative one
         raise UserError(f"module {place!r} cannot be imported ({e})", "check the name, or give FILE.py:Class") from None
 
 

@@ -7,6 +7,7 @@ other rows; thinned results (`collect`) have the same layout, and `read` takes e
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -63,10 +64,10 @@ class Grids:
         if paper not in known:
             raise UserError(f"there is no paper {paper!r} with tables", suggest(paper, known))
         if self.recipe not in recipes():
-            tables = [n.split("/")[1] for n in recipes() if n.startswith(f"{paper}/") and not n.endswith("/base")]
-            raise UserError(f"{paper} has no recipe for its table {table}", f"there are: {', '.join(tables)}")
+            raise UserError(f"{paper} has no recipe for its table {table}", f"there are: {', '.join(_tables(paper))}")
         grid = Grid.of(recipe(self.recipe))
-        assert grid is not None, self.recipe
+        if grid is None:
+            raise UserError(f"{self.recipe} is no table", f"there are: {', '.join(_tables(paper))}")
         self.grid, self.given = grid, parse_pairs(self.more)
         for key in ("method", "setting", "seed"):
             if key in self.given:
@@ -96,6 +97,10 @@ class Grids:
     def expected(self, entry: Entry, seed: int) -> Keys:
         """The complete settings of an entry."""
         return resolve(entry.keys, merge(self.given, {"seed": seed}))[1].model_dump(mode="json")
+
+
+def _tables(paper: str) -> list[str]:
+    return [n.split("/")[1] for n in recipes() if n.startswith(f"{paper}/") and not n.endswith("/base")]
 
 
 def _wanted(entry: Entry, only: list[str]) -> bool:
@@ -281,7 +286,7 @@ def _line(grids: Grids, entry: Entry, place: Path, seeds: int | None, failed: di
     last, best, notes = [], [], []
     for path in sorted((place / entry.folder).glob("seed-*"), key=lambda p: (len(p.name), p.name)):
         number = path.name.removeprefix("seed-")
-        if not number.isdigit() or (seeds is not None and int(number) >= seeds):
+        if not re.fullmatch("[0-9]{1,9}", number) or (seeds is not None and int(number) >= seeds):
             continue
         summary = _summary(path)
         if summary is None or summary.get("status") != "finished" or summary["last"] is None:

@@ -35,7 +35,7 @@ def table_name(text: str) -> str:
     """
     text = text.strip()
     bare = re.sub(r"(?i)^table[ -]?", "", text)
-    if bare.isdigit():
+    if re.fullmatch("[0-9]{1,9}", bare):
         return f"table{int(bare)}"
     if bare and set(bare.upper()) <= set(ROMAN):
         return f"table{_roman(bare.upper())}"

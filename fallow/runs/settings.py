@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fallow.config import VERSION, Config, merge, read_yaml, validate
+from fallow.config import VERSION, Config, merge, read_yaml, shown, validate
 from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
@@ -25,6 +25,7 @@ Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
+SEEDS = 10_000  # at most
 UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track"} | MEASURING
 
 
@@ -42,13 +43,70 @@ def recipe(name: str, heirs: tuple[str, ...] = ()) -> Keys:
         raise UserError(f"there is no recipe {name!r}", suggest(name, known) + " (or give a path to a .yaml file)")
     if name in heirs:
         raise UserError(f"the recipe {name} inherits from itself", "name another one in its `inherit`, or none")
-    keys = read_yaml(path)
+    keys = checked(read_yaml(path), name)
     parent = keys.pop("inherit", None)
     keys.pop("about", None)
     if not parent:
         return keys
     own = {"rows", "cells"} & set(keys)  # take the place of the parent's
     return merge({k: v for k, v in recipe(str(parent), (*heirs, name)).items() if k not in own}, keys)
+
+
+def checked(keys: Keys, name: str) -> Keys:
+    """A recipe's keys, if each has the shape that it must have, whatever the keys of a run may then say to its value."""
+    for key, (fits, form) in SHAPES.items():
+        if keys.get(key) is not None and not fits(keys[key]):
+            raise UserError(f"the recipe {name} has {key}: {shown(keys[key])}", f"write {key}: {form}")
+    for key in keys:
+        if not isinstance(key, str):
+            raise UserError(f"the recipe {name} has a key {shown(key)}", "a key is a word, such as rounds")
+    _check_texts(keys, name)
+    return keys
+
+
+def _check_texts(keys: Keys, name: str) -> None:
+    """No text has a NUL, at any depth."""
+    waiting: list[Any] = [keys]
+    seen: set[int] = set()
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"the recipe {name} has a NUL character in {shown(value)}", "leave it out")
+        if not isinstance(value, Mapping | list) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        waiting += value.values() if isinstance(value, Mapping) else value
+
+
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def _of_mappings(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(v, Mapping) for v in value.values())
+
+
+def _rows(value: Any) -> bool:
+    """Rows, or cells of one data set: by name, each with its keys; what has `readings` has them by name, too."""
+    return _of_mappings(value) and all(_of_mappings(row.get("readings") or {}) for row in value.values())
+
+
+def _cells(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not all(map(_rows, value.values())):
+        return False
+    return all(_rows(cell.get("rows") or {}) for settings in value.values() for cell in settings.values())
+
+
+SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "inherit": (lambda v: isinstance(v, str), "the name of a recipe, or a path"),
+    "own": (lambda v: isinstance(v, str), "one of the rows"),
+    "by": (_words, "[data, partition], a list of keys"),
+    "statistic": (lambda v: v in ("last", "best"), "last or best"),
+    "seeds": (lambda v: type(v) is int and 1 <= v <= SEEDS, f"a count from 1 to {SEEDS}"),
+    "rows": (_rows, "{NAME: {method: ...}}"),
+    "cells": (_cells, "{data: {setting: {key: value}}}"),
+    "readings": (_of_mappings, "{reading: {key: value}}"),
+}
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -88,18 +146,17 @@ class Grid:
         if "cells" not in keys:
             return None
         shared = {k: v for k, v in keys.items() if k not in GRID}
-        rows = keys.get("rows") or {str(keys.get("method")): {}}
+        checked(keys, "of the table")
+        rows = _named(keys.get("rows") or {str(keys.get("method")): {}})
         cells = []
-        for data, settings in _mappings(keys["cells"], "cells", "data: {setting: {key: value}}").items():
-            for setting, has in _mappings(settings, f"cells of {data}", "setting: {key: value}").items():
+        for data, settings in (keys["cells"] or {}).items():
+            for setting, has in settings.items():
                 has = {"data": data, **has}
-                cells.append(Cell(str(data), str(setting), has, has.pop("rows", {})))
-        rows = {str(name): dict(row) for name, row in _mappings(rows, "rows", "NAME: {method: ...}").items()}
-        own, statistic, seeds = keys.get("own", next(iter(rows))), keys.get("statistic", "last"), keys.get("seeds", 1)
-        if own not in rows or statistic not in ("last", "best") or not isinstance(seeds, int) or seeds < 1:
-            said = f"own={own!r} statistic={statistic!r} seeds={seeds!r}"
-            raise UserError(f"the table's recipe says {said}", "own is one of its rows, statistic last or best, seeds a count")
-        by = ("data", *(k for k in keys.get("by", ()) if k != "data"))
+                cells.append(Cell(str(data), str(setting), has, _named(has.pop("rows", None) or {})))
+        own, statistic, seeds = keys.get("own") or next(iter(rows)), keys.get("statistic") or "last", keys.get("seeds") or 1
+        if own not in rows:
+            raise UserError(f"the table's recipe says own: {own}", f"own is one of its rows: {', '.join(rows)}")
+        by = ("data", *(k for k in keys.get("by") or () if k != "data"))
         return Grid(shared, own, by, rows, tuple(cells), statistic, seeds)
 
     def missing(self, row: str) -> str | None:
@@ -160,10 +217,8 @@ class Grid:
         return "; ".join(words(c) for c in cells)
 
 
-def _mappings(value: Any, what: str, form: str) -> Mapping[Any, Mapping[Any, Any]]:
-    if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
-        raise UserError(f"the {what} of the recipe cannot be read", f"write {form}")
-    return value
+def _named(rows: Mapping[Any, Keys]) -> dict[str, Keys]:
+    return {str(name): dict(row) for name, row in rows.items()}
 
 
 def slug(text: str) -> str:
@@ -198,12 +253,12 @@ def resolve(recipe_keys: Keys, given: Keys) -> tuple[type[Method], Config]:
         recipe_keys = {k: v for k, v in recipe_keys.items() if k not in GRID}
     name = given.get("method", recipe_keys.get("method", Config.model_fields["method"].default))
     if not isinstance(name, str):
-        raise UserError(f"method={name!r} is no name", "write for example method=fixmatch")
+        raise UserError(f"method={shown(name)} is no name", "write for example method=fixmatch")
     method = find(name)
     labels = given.get("labels", recipe_keys.get("labels", Config.model_fields["labels"].default))
     reading = given.get("reading", recipe_keys.get("reading", "recommended"))
-    more = recipe_keys.pop("readings", {})
-    read = merge(method.readings.get(reading, {}), more.get(reading, {})) if isinstance(reading, str) else {}
+    more = recipe_keys.pop("readings", None) or {}
+    read = merge(method.readings.get(reading, {}), more.get(reading) or {}) if isinstance(reading, str) else {}
     recipe_keys = without(recipe_keys, read)
     defaults = merge(method.scenario_defaults(str(labels)), read)
     options = validate(method.Options, merge(defaults, recipe_keys, _with_counts(given, recipe_keys)))
