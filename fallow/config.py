@@ -193,6 +193,8 @@ class Config(Section):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise ValueError(f"{name}={value} is not a positive count; give 1 or more")
+        if self.epochs is None and self.steps is None:
+            raise ValueError("neither epochs nor steps says how much a client trains; give one of them")
         _check_unlabelled(self.unlabelled_batch, self.batch)
         if self.active is not None and self.active > self.clients:
             raise ValueError(f"active={self.active:g} is more than clients={self.clients}; lower active or raise clients")

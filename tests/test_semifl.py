@@ -547,7 +547,7 @@ def test_begin_and_step_are_tensor_code(tmp_path: Path, keys: dict[str, Any]) ->
     with strict(copies=True):
         found = f.method.begin(party)
     plan = f.method.plan(party, {k: v.numpy() for k, v in found.items()})
-    steps = list(feed.steps(f.world, plan, 1, lambda made, n, *_: {"lr/model": torch.full((n,), 0.03), "key": torch.arange(n)}))
+    steps = list(feed.steps(f.world, plan, 1, lambda made, n, *_: {"lr/model": torch.full((n,), 0.03), "dropout/key": torch.arange(n)}))
     assert steps
     with strict():
         run_step(party.slot, steps[0])

@@ -73,6 +73,7 @@ def _to(tensor: Tensor, device: torch.device) -> Tensor:
 
 def _apply(x: Tensor, step: Step) -> Tensor:
     """Each kernel on the images that drew it; the grouping is done on the host."""
+    x = x.contiguous()  # rows of words are to be views of it
     order = torch.argsort(step.kernel, stable=True)
     sizes = torch.bincount(step.kernel, minlength=len(KERNELS)).tolist()
     where, argument = _to(order, x.device), _to(step.argument[order], x.device)

@@ -47,6 +47,7 @@ class NetHandle:
         self.modes = adopt(module)
         self.module = module.to(device)
         self.statistics = statistics
+        self._training: bool | None = None  # what the module was last told
         self.capture = True  # false: inference is never captured
         self.compile = False  # through torch.compile, which cannot differentiate twice
         self.modes.tracks = statistics in ("average", "server")
@@ -119,10 +120,17 @@ class NetHandle:
     ) -> Tensor:
         """Logits, float32. Every call is a batch of its own for batch norm; `stats`: update, batch or running."""
         self.modes.stats, self.modes.rows, self.modes.parts = stats, rows, parts  # type: ignore[assignment]
+        self._train(stats != "running")
         with self._autocast() if self._autocast else nullcontext():
             call = compiled if self.compile and weights is None else forward
             z = call(self.module, self._weights_for_call() if weights is None else dict(weights), x)
         return z.float()
+
+    def _train(self, wanted: bool) -> None:
+        """For layers of one's own that ask `self.training`; those adopted ask `modes`. Set for whole nets, by any thread."""
+        if self._training is not wanted:
+            self.module.train(wanted)
+            self._training = wanted
 
     def replayed(self, stats: str, part: int | None = None, pool: Pool | None = None, most: int | None = None) -> Replayed:
         """This net as a function of images alone, captured on CUDA; for inference, without gradients.

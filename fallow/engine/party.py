@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,15 +15,19 @@ from torch import Tensor
 from fallow import draws
 from fallow.data.samples import Samples
 from fallow.engine import feed
+from fallow.engine.finite import sound
 from fallow.engine.nets import NetHandle
 from fallow.engine.schedule import Schedule
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
+from fallow.errors import UserError
 from fallow.methods.base import Net, Update
+from fallow.methods.plan import column
 from fallow.methods.state import State
 
 SERVER = -1  # its further replicas: -2, -3, ...
 LARGE = 2500  # images per inference batch on CUDA, where batches do not enter the result
+DROPOUT = "dropout/key"  # the column of its keys; a method's own columns are plain names
 SHAPES = 8  # of predictions that are captured for each net of a slot
 
 
@@ -47,7 +52,8 @@ class Outcome:
     record: dict[str, Any]
     optimizers: dict[str, dict[str, State | Tensor]]
     logs: dict[str, Tensor]
-    finite: Tensor
+    finite: Tensor  # false if something of it is NaN, or a weight infinite
+    lr: float | None = None  # mean over its steps, of `model` (else of the first net it trains)
 
 
 class Party:
@@ -62,6 +68,7 @@ class Party:
         self.unlabelled = Samples.of(holding.unlabelled)
         self.unused = holding.unused  # how many unlabelled samples `unlabelled_ratio` leaves out
         self.made = 0
+        self.lr: list[float] = []  # of each step
         self._predictions = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -95,8 +102,14 @@ class Party:
             if o.server_epochs:
                 return None
         if o.steps == "match-unlabelled":
-            return max(1, len(self.unlabelled) // int(self.batch or 1))
+            return max(1, len(self.unlabelled) // (self.batch or self._full_batch))
         return o.steps
+
+    @property
+    def _full_batch(self) -> int:
+        """How many samples batch=full takes where steps are counted: all labelled ones, as a rule."""
+        labelled = 0 if self.options.unlabelled_batch == "full" else len(self.labelled)
+        return max(1, labelled or len(self.unlabelled))
 
     # -- what it can do ----------------------------------------------------------------------------------------------
     def key(self, *parts: int | str) -> int:
@@ -207,14 +220,33 @@ def numbers(world: World, party: Party, made: int, length: int, total: int, give
     o = world.options
     schedule = Schedule.parse(o.schedule)
     factors = [schedule.factor(party.round, made + k, total, o.rounds) for k in range(length)]
-    rates = torch.tensor([o.lr * f for f in factors], dtype=torch.float32)
+    rates = np.array([o.lr * f for f in factors])
     out = {}
     for name in party.slot.optimizers:
         own = given.get(name) if isinstance(given, dict) else given
-        out[f"lr/{name}"] = rates if own is None else torch.as_tensor(np.broadcast_to(np.asarray(own, np.float32), (length,)).copy())
+        used = rates if own is None else _given_rates(own, length)
+        out[f"lr/{name}"] = torch.from_numpy(used.astype(np.float32))
+        if name == ("model" if "model" in party.slot.optimizers else next(iter(party.slot.optimizers))):
+            party.lr += used.tolist()
     key = party.key("dropout")
-    out["key"] = torch.tensor([draws.key(key, made + k) for k in range(length)], dtype=torch.int64)
+    out[DROPOUT] = torch.tensor([draws.key(key, made + k) for k in range(length)], dtype=torch.int64)
     return out
+
+
+def _given_rates(own: Any, length: int) -> np.ndarray:
+    """A plan's own column `lr`: a number, or one for each step."""
+    rates = column("lr", own, length, np.float64).numpy().astype(np.float64)
+    if rates.ndim > 1:
+        raise UserError(f"column 'lr' of a plan has the shape {rates.shape}", "give a number, or one for each step")
+    return rates
+
+
+def mean_rate(rates: list[float], steps: list[int] | None = None) -> float | None:
+    """The mean of learning rates, each of so many steps; exactly the one there is if they are all the same."""
+    if len(set(rates)) <= 1:
+        return rates[0] if rates else None
+    counts = steps or [1] * len(rates)
+    return math.fsum(r * n for r, n in zip(rates, counts)) / sum(counts)
 
 
 def _finish(world: World, slot: Slot, party: Party) -> Outcome:
@@ -239,10 +271,10 @@ def _finish(world: World, slot: Slot, party: Party) -> Outcome:
     if update is not None:
         update.entries = {k: v.clone() for k, v in update.entries.items()}
         sent_by(update, party.id)
-    extremes = [e for net in slot.nets.values() for e in torch.aminmax(net.flat.groups["parameters"])]  # NaN if any is
-    finite = torch.isfinite(torch.stack(extremes)).all()
+    entries = update.entries if update is not None else {}
+    finite = sound([net.state for net in slot.nets.values()], entries, record, optimizers)
     logs = {k: t.clone() for k, t in slot.logs.items()}
-    return Outcome(party.id, party.made, update, record, optimizers, logs, finite)
+    return Outcome(party.id, party.made, update, record, optimizers, logs, finite, mean_rate(party.lr))
 
 
 def sent_by(update: Update, party: int) -> None:
@@ -255,7 +287,7 @@ def run_step(slot: Slot, step: feed.Step) -> None:
         slot.lr[name].copy_(step.numbers[f"lr/{name}"])
     for net in slot.nets.values():
         net.begin_step()
-        net.modes.key.copy_(step.numbers["key"])
+        net.modes.key.copy_(step.numbers[DROPOUT])
     step.function(slot, step.batch())
 
 
@@ -264,6 +296,7 @@ class Tally:
     """Sums the logs of a round's parties into means."""
 
     totals: dict[str, list[float]] = field(default_factory=dict)
+    rates: tuple[list[float], list[int]] = field(default_factory=lambda: ([], []))  # learning rates, and of how many steps
 
     def add(self, parties: Iterable[dict[str, Tensor]]) -> None:
         """Reads all of them from the device at once."""
@@ -274,6 +307,12 @@ class Tally:
                 continue
             old = self.totals.setdefault(name, [0.0, 0.0])
             old[0], old[1] = old[0] + total, old[1] + count
+
+    def add_rates(self, parties: Iterable[tuple[float | None, int]]) -> None:
+        for rate, steps in parties:
+            if rate is not None:
+                self.rates[0].append(rate)
+                self.rates[1].append(steps)
 
     def means(self) -> dict[str, float | None]:
         return {n: t / c for n, (t, c) in sorted(self.totals.items())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,12 +12,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fallow.engine.finite import defined, sound
 from fallow.engine.keep import Keep
 from fallow.engine.measuring import Measuring
 from fallow.engine.memory import out_of_memory
 from fallow.engine.pack import size
-from fallow.engine.party import LARGE, SERVER, Job, Outcome, Tally
-from fallow.engine.schedule import Schedule
+from fallow.engine.party import LARGE, SERVER, Job, Outcome, Tally, mean_rate
 from fallow.engine.server import Server
 from fallow.engine.statistics import static
 from fallow.engine.world import World
@@ -50,6 +51,7 @@ class Federated:
         self._inference = world.net()
         self.measuring = Measuring(self)
         self._tested: tuple[State, torch.Tensor] | None = None
+        self._verdicts: list[tuple[str, torch.Tensor]] = []  # where numbers were made in this round, and if they are sound
 
     def _travels(self, state: State) -> State:
         """A model without what the policy for statistics never sends."""
@@ -75,7 +77,7 @@ class Federated:
 
     def _round(self, number: int) -> dict[str, Any]:
         server, turn = self.server, self.o.server_turn if self.server_trains else ""
-        self.seconds, server.logs, tally, self._tested = {}, {}, Tally(), None
+        self.seconds, server.logs, tally, self._tested, self._verdicts = {}, {}, Tally(), None, []
         self.world.finished = 0
         server.draw(number)
         last = number + 1 == self.o.rounds
@@ -94,6 +96,7 @@ class Federated:
             updates = self._updates(outcomes)
             if updates:
                 self.method.merge(server, updates)
+            self._judge("the merge", server.entries)
         if turn.startswith("after"):
             self._turn(tally)
         if turn.endswith("+last") and last:
@@ -103,7 +106,8 @@ class Federated:
         if self.measuring.due(number):
             with self._phase("measure"):
                 measured = self.measuring.row(jobs, outcomes)
-        row |= self._metrics(number, jobs, updates, tally) | measured
+        row = defined(row | self._metrics(jobs, updates, tally) | measured)
+        self._refuse_unsound()
         self.finishing()
         self.whole = False
         self.keep.write({o.party: o.record for o in outcomes if o.party > SERVER}, number + 1)
@@ -112,7 +116,7 @@ class Federated:
 
     def _jobs(self, beside: bool) -> list[Job]:
         server, jobs = self.server, []
-        made: dict[int, State] = {}  # statistics are made once for each model sent
+        made: list[tuple[State, State]] = []  # statistics are made once for each model sent
         for position, client in enumerate(server.active):
             message = self.method.down(server, client)
             message = {k: self._with_statistics(v, made) for k, v in message.items()}
@@ -136,6 +140,7 @@ class Federated:
             self._keep_server(outcome)
             for name, value in outcome.update.entries.items() if outcome.update else ():
                 self.server[name] = value
+            self._judge("the server's turn", self.server.entries)
 
     def _keep_server(self, outcome: Outcome) -> None:
         if outcome.record:
@@ -149,13 +154,32 @@ class Federated:
 
     def _check(self, outcomes: list[Outcome], tally: Tally) -> None:
         tally.add(o.logs for o in outcomes)
+        tally.add_rates((o.lr, o.steps) for o in outcomes)
         bad = [o.party for o, finite in zip(outcomes, torch.stack([o.finite for o in outcomes]).tolist()) if not finite]
         if bad:
-            who = "the server" if bad[0] <= SERVER else f"client {bad[0]}"
-            raise UserError(
-                f"the weights of {who} became NaN or infinite in round {self.server.round + 1}",
-                "lower lr, or set clip=1; the rounds before it are kept",
-            )
+            raise self._diverged("the weights of the server" if bad[0] <= SERVER else f"the weights of client {bad[0]}")
+
+    def _judge(self, where: str, *things: Any) -> None:
+        """Asks the device whether what was made there is sound; the answer is read at the round's end."""
+        self._verdicts.append((where, sound(*things).to(self.world.device)))
+
+    def _refuse_unsound(self) -> None:
+        """Reads this round's verdicts, all at once."""
+        answers = torch.stack([verdict for _, verdict in self._verdicts]).tolist() if self._verdicts else []
+        bad = [where for (where, _), good in zip(self._verdicts, answers) if not good]
+        self._verdicts = []
+        if bad:
+            raise self._diverged(f"the numbers of {bad[0]}", bad[0])
+
+    def _diverged(self, what: str, where: str = "") -> UserError:
+        o = self.o
+        stepping = [k for k, usual in (("server_lr", 1.0), ("server_momentum", 0.0)) if getattr(o, k) > usual]
+        remedy = f"lower {' and '.join(stepping)}" if where == "the merge" and stepping else "lower lr, or set clip=1"
+        return UserError(f"{what} became NaN or infinite in round {self.server.round + 1}", f"{remedy}; the rounds before it are kept")
+
+    def _no_prediction(self) -> UserError:
+        self._refuse_unsound()  # the cause, if it is known
+        return self._diverged("the logits of the test set")
 
     def _updates(self, outcomes: list[Outcome]) -> Updates:
         """Updates in order of party id, the server's first, with their weights."""
@@ -191,7 +215,7 @@ class Federated:
         return self._with_statistics(self.server.model if state is None else state)
 
     # -- statistics, evaluation, metrics -------------------------------------------------------------------------------
-    def _with_statistics(self, thing: Any = None, made: dict[int, State] | None = None) -> Any:
+    def _with_statistics(self, thing: Any = None, made: list[tuple[State, State]] | None = None) -> Any:
         """Under static batch norm, a model with statistics made for it; the server's is stored with them."""
         if self.world.statistics != "static" or "statistics" not in self._inference.flat.groups:
             return thing
@@ -200,10 +224,13 @@ class Federated:
             return None
         if not isinstance(thing, State) or "statistics" in thing or thing.layout != self._inference.layout:
             return thing
-        made = {} if made is None else made
-        if id(thing) not in made:
-            made[id(thing)] = static(self.world, self._inference, thing, self.server.active)
-        return made[id(thing)]
+        made = [] if made is None else made  # holds the models themselves: the id of one that is gone may be another's
+        known = next((whole for model, whole in made if model is thing), None)
+        if known is None:
+            known = static(self.world, self._inference, thing, self.server.active)
+            self._judge("the static statistics", known)
+            made.append((thing, known))
+        return known
 
     def _evaluated(self, number: int, last: bool) -> dict[str, Any]:
         if (number + 1) % self.o.eval_every and not last:
@@ -222,6 +249,8 @@ class Federated:
             fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
             call = self._inference.replayed("running")
             logits = self.executor.infer(lambda a, b: call(w.test_batch(a, b)).clone(), len(w.test_labels), fixed)
+            if torch.isnan(logits).any():
+                raise self._no_prediction()  # the largest of them is no class
             self._tested = state, logits
         return self._tested[1]
 
@@ -230,9 +259,12 @@ class Federated:
         self._tested = None
         logits, labels = self.test_logits(state), self.world.test_labels
         right = (logits.argmax(1) == labels).double().mean()
-        return {"accuracy": float(right), "test_loss": float(F.cross_entropy(logits.double(), labels))}
+        loss = float(F.cross_entropy(logits.double(), labels))
+        if math.isnan(loss):
+            raise self._no_prediction()
+        return {"accuracy": float(right), "test_loss": loss}
 
-    def _metrics(self, number: int, jobs: list[Job], updates: Updates, tally: Tally) -> dict[str, Any]:
+    def _metrics(self, jobs: list[Job], updates: Updates, tally: Tally) -> dict[str, Any]:
         means = tally.means()
         row: dict[str, Any] = {k: means.pop(k, None) for k in ("loss", "label_ratio", "label_accuracy", "label_accuracy_all")}
         row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
@@ -241,9 +273,7 @@ class Federated:
         if self._travelling:
             row["optimizer_bytes_up"] = size(self.server["optimizers"])
             row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
-        schedule = Schedule.parse(self.o.schedule)
-        steps = self.o.steps if isinstance(self.o.steps, int) else 1
-        row["lr"] = self.o.lr * schedule.factor(number, 0, steps, self.o.rounds)
+        row["lr"] = mean_rate(*tally.rates)
         row["clients"] = len(updates.clients)
         return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
 

@@ -28,6 +28,8 @@ def static(world: World, net: NetHandle, state: State, active: list[int]) -> Sta
     """`state` with statistics: the key `sbn` says how."""
     o = world.options
     net.load(state.only("parameters"))
+    if not _norms(net):  # buffers of the model's own
+        return State(state.layout, state.groups | {"statistics": net.flat.groups["statistics"].clone()})
     if o.sbn == "federated":
         parties = [_Batches(world, rows) for rows in party_rows(world, active)]
         layerwise(net, parties, o.sbn_passes)

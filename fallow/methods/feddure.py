@@ -54,7 +54,7 @@ class FedDure(MetaPseudo):
         freg: Literal["regulator", "threshold"] = key("regulator", "what weighs a label: F-reg, or a threshold")
         creg_weight_grad_virtual: Flow = key("through", "virtual step: gradient through F-reg's weights, or not")
         creg_weight_grad_real: Flow = key("through", "C-reg's step: gradient through F-reg's weights, or not")
-        virtual_lr: float = key(5e-4, "rate of the virtual step (plain SGD)", "eta_s", ge=0)
+        virtual_lr: float = key(5e-4, "rate of C-reg's virtual step (plain SGD)", "eta_s", ge=0)
         freg_hidden: int = key(128, "hidden units of F-reg", ge=1)
         freg_input: Literal["probs", "logits"] = key("probs", "what F-reg looks at")
         freg_normalise: Literal["none", "sum"] = key("none", "C-reg's weighted losses: mean, or over the weights' sum")
@@ -133,5 +133,6 @@ class FedDure(MetaPseudo):
     def tune_freg(self, s: Any, b: Any, net: Any, a: Tensor, l: Tensor) -> None:
         """F-reg learns to give weights under which one plain step of `net` helps on labelled data."""
         g = s.gradient(self.weighted(s, a, l, self.o.creg_weight_grad_virtual), net, create_graph=True)
-        minus = {k: p - self.o.virtual_lr * g[k] for k, p in net.weights.items()}           # Eq. 4
+        rate = s.lr["model"] if net is s.model else self.o.virtual_lr                       # w/o C-reg: theta's own
+        minus = {k: p - rate * g[k] for k, p in net.weights.items()}                        # Eq. 4
         s.descend(cross_entropy(net(b.x.labelled, weights=minus, stats="batch"), b.x.y), s.freg, retain=True)  # Eq. 5

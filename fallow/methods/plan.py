@@ -60,8 +60,8 @@ class Plan:
         return sum(len(s) for s in self.segments)
 
 
-def column(name: str, value: Any, length: int) -> torch.Tensor:
-    """A column of numbers as a tensor whose first axis is the step: float32 or int64."""
+def column(name: str, value: Any, length: int, wide: type[np.floating] = np.float32) -> torch.Tensor:
+    """A column of numbers as a tensor whose first axis is the step: int64, or `wide`."""
     array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     if array.ndim == 0:
         array = np.broadcast_to(array, (length,))
@@ -69,5 +69,5 @@ def column(name: str, value: Any, length: int) -> torch.Tensor:
         raise UserError(
             f"column {name!r} of a plan has {len(array)} entries for {length} steps", "make it as long as the plan"
         )
-    kind = np.int64 if np.issubdtype(array.dtype, np.integer) else np.float32
+    kind = np.int64 if np.issubdtype(array.dtype, np.integer) else wide
     return torch.from_numpy(np.ascontiguousarray(array[:length].astype(kind)))

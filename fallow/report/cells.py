@@ -31,7 +31,7 @@ def places(config: Keys, path: Path) -> list[Place]:
             if entry.figure is None or entry.missing:
                 continue
             named = path.parent.parts[-3:] == entry.folder.parts
-            alike = (entry.keys.get("method"), entry.cell.data) == (config.get("method"), config.get("data"))
+            alike = (entry.keys.get("method"), entry.keys.get("data")) == (config.get("method"), config.get("data"))
             if not named and not alike:
                 continue
             other = differences({**config, "seed": 0}, _expected(grids, entry))

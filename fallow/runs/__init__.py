@@ -94,7 +94,8 @@ class Result:
                 norm.track_running_stats = False
                 norm.running_mean = norm.running_var = norm.num_batches_tracked = None
         missing, _ = net.load_state_dict(tensors, strict=False)
-        assert all(name.endswith("num_batches_tracked") for name in missing), missing
+        if lost := set(missing) & {name for name, _ in net.named_parameters()}:  # buffers stay as the model makes them
+            raise UserError(f"{weights} has no {min(lost)}", "restore the file and the model's code, or run it again")
         return net.eval()
 
 

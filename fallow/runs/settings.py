@@ -266,7 +266,8 @@ def resolve(recipe_keys: Keys, given: Keys) -> tuple[type[Method], Config]:
         able = ", ".join(sorted(method.scenarios))
         raise UserError(f"method {name} is not defined for labels={options.labels}", f"it works with labels={able}")
     if why := refused(method, options):
-        raise UserError(*why.split("; ", 1))
+        cause, _, remedy = why.partition("; ")
+        raise UserError(cause, remedy or "change one of these settings")
     return method, options
 
 

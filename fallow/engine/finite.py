@@ -1,0 +1,62 @@
+"""Whether numbers are still numbers: cheap questions to tensors, answered on their device without waiting for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fallow.methods.state import State
+
+
+def sound(*trees: Any) -> Tensor:
+    """A bool on the device: no weight or statistic of a State is NaN or infinite, and no other number is NaN.
+
+    A method's own tensors and numbers may be infinite: "no limit", "never seen".
+    """
+    states, others = [], []
+    for thing in _leaves(trees):
+        if isinstance(thing, State):
+            states += [t for t in thing.groups.values() if _counts(t)]
+        elif isinstance(thing, Tensor):
+            others += [thing] if _counts(thing) else []
+        elif math.isnan(thing):
+            return torch.tensor(False)
+    verdicts = []
+    if states:
+        verdicts.append(torch.isfinite(_extremes(states)).all())
+    if others:
+        verdicts.append(~torch.isnan(_extremes(others)).any())
+    return torch.stack(verdicts).all() if verdicts else torch.tensor(True)
+
+
+def _extremes(tensors: list[Tensor]) -> Tensor:
+    """The least and the greatest entry of each; NaN if one is."""
+    return torch.stack([e.float() for t in tensors for e in torch.aminmax(t.detach())])
+
+
+def _counts(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0
+
+
+def _leaves(tree: Any) -> Iterator[State | Tensor | float]:
+    if isinstance(tree, State | Tensor | float):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from _leaves(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _leaves(value)
+
+
+def defined(tree: Any) -> Any:
+    """Metrics whose numbers are numbers: what is NaN or infinite is None."""
+    if isinstance(tree, dict):
+        return {k: defined(v) for k, v in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [defined(v) for v in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
