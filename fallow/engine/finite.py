@@ -17,25 +17,21 @@ def sound(*trees: Any) -> Tensor:
 
     A method's own tensors and numbers may be infinite: "no limit", "never seen".
     """
-    states, others = [], []
-    for thing in _leaves(trees):
-        if isinstance(thing, State):
-            states += [t for t in thing.groups.values() if _counts(t)]
-        elif isinstance(thing, Tensor):
-            others += [thing] if _counts(thing) else []
-        elif math.isnan(thing):
-            return torch.tensor(False)
-    verdicts = []
+    leaves = list(_leaves(trees))
+    states = [t for thing in leaves if isinstance(thing, State) for t in thing.groups.values() if _counts(t)]
+    others = [thing for thing in leaves if isinstance(thing, Tensor) and _counts(thing)]
+    device = next((t.device for t in states + others if t.device.type != "cpu"), torch.device("cpu"))
+    verdicts = [torch.tensor(not any(isinstance(x, float) and math.isnan(x) for x in leaves)).to(device)]
     if states:
-        verdicts.append(torch.isfinite(_extremes(states)).all())
+        verdicts.append(torch.isfinite(_extremes(states, device)).all())
     if others:
-        verdicts.append(~torch.isnan(_extremes(others)).any())
-    return torch.stack(verdicts).all() if verdicts else torch.tensor(True)
+        verdicts.append(~torch.isnan(_extremes(others, device)).any())
+    return torch.stack(verdicts).all()
 
 
-def _extremes(tensors: list[Tensor]) -> Tensor:
+def _extremes(tensors: list[Tensor], device: torch.device) -> Tensor:
     """The least and the greatest entry of each; NaN if one is."""
-    return torch.stack([e.float() for t in tensors for e in torch.aminmax(t.detach())])
+    return torch.stack([e.float().to(device) for t in tensors for e in torch.aminmax(t.detach())])
 
 
 def _counts(tensor: Tensor) -> bool:
