@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from fallow.errors import UserError
 
@@ -37,25 +40,67 @@ def told(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[None]:
 def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
     """Writes beside, syncs, renames: a reader sees the old file or the new one."""
     data = data.encode() if isinstance(data, str) else data
-    part = beside(path)
-    with told(path, remedy):
+    with told(path, remedy), replacing(path) as f:
+        f.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name when it is whole, and is gone if it does not become so."""
+    with _beside(path) as (part, f):
         try:
-            with open(part, "wb") as f:
-                f.write(data)
-                f.flush()
-                os.fsync(f.fileno())
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
             os.replace(part, path)
-        except OSError:
+        except BaseException:
             with suppress(OSError):
                 part.unlink()
             raise
 
 
-def beside(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
+@contextmanager
+def _beside(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """Where a file is written before it takes its name: nobody else writes there meanwhile, a dead one's rest is taken over."""
     if not path.name:
         raise UserError(f"{str(path)!r} is no name for a file", "give one")
-    return path.with_name(f".{path.name}.part")
+    for number in itertools.count(1):
+        part = path.with_name(f".{path.name}.part" if number == 1 else f".{path.name}.{number}.part")
+        with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as f:
+            if alone(f, part):
+                if os.fstat(f.fileno()).st_size:
+                    f.truncate()
+                yield part, f
+                return
+
+
+def alone(file: IO[Any], path: Path, wait: bool = False) -> bool:
+    """Whether this process alone now holds the file at a path; the lock of a dead process is no lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:  # the one who had it renamed or removed it in between
+        return False
+
+
+@contextmanager
+def only_one(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether this process is the only one that works on a path, for as long as the block lasts."""
+    lock = path.with_name(f".{path.name}.lock")
+    while True:
+        with open(lock, "a") as f:
+            if alone(f, lock, wait):
+                try:
+                    yield True
+                finally:
+                    lock.unlink(missing_ok=True)
+                return
+            if not wait:
+                yield False
+                return
 
 
 def sync(folder: Path) -> None:
