@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fallow.errors import UserError
 
@@ -47,11 +47,12 @@ def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes its name when it is whole, and is gone if it does not become so."""
-    with _beside(path) as (part, f):
+    with _beside(path) as part:
         try:
-            yield f
-            f.flush()
-            os.fsync(f.fileno())
+            with open(part, "wb") as f:
+                yield f
+                f.flush()
+                os.fsync(f.fileno())
             os.replace(part, path)
         except BaseException:
             with suppress(OSError):
@@ -60,28 +61,38 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+def _beside(path: Path) -> Iterator[Path]:
     """Where a file is written before it takes its name: nobody else writes there meanwhile, a dead one's rest is taken over."""
     if not path.name:
         raise UserError(f"{str(path)!r} is no name for a file", "give one")
     for number in itertools.count(1):
         part = path.with_name(f".{path.name}.part" if number == 1 else f".{path.name}.{number}.part")
-        with open(os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as f:
-            if alone(f, part):
-                if os.fstat(f.fileno()).st_size:
-                    f.truncate()
-                yield part, f
+        with _opened(part) as held:
+            if alone(held, part):
+                yield part
                 return
 
 
-def alone(file: IO[Any], path: Path, wait: bool = False) -> bool:
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of a file, which is made if it is not there and left as it is if it is."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def alone(descriptor: int, path: Path, wait: bool = False) -> bool:
     """Whether this process alone now holds the file at a path; the lock of a dead process is no lock."""
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
+    except OSError:  # a file system without locks
+        return True
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:  # the one who had it renamed or removed it in between
         return False
 
@@ -91,8 +102,8 @@ def only_one(path: Path, wait: bool = False) -> Iterator[bool]:
     """Whether this process is the only one that works on a path, for as long as the block lasts."""
     lock = path.with_name(f".{path.name}.lock")
     while True:
-        with open(lock, "a") as f:
-            if alone(f, lock, wait):
+        with _opened(lock) as held:
+            if alone(held, lock, wait):
                 try:
                     yield True
                 finally:
