@@ -225,8 +225,7 @@ def table(
     place, failures = Path(source or out or "runs"), []
     if source and not place.is_dir():
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
-    if out or collect or not source:
-        grids.check_targets(Path(out or place), Path(collect) if collect else None, seeds, force)
+    grids.check_targets(place, Path(out or place) if out or not source else None, Path(collect) if collect else None, seeds, force)
     if not source:
         failures = grid.run(grids, place, seeds, jobs, console.say, download)
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))

@@ -98,11 +98,12 @@ class Grids:
         """Where the table's runs and the table itself lie."""
         return place / self.paper / self.table
 
-    def check_targets(self, place: Path, collected: Path | None, seeds: int | None, force: bool = False) -> None:
-        """Refuses, before anything is run, what would write over somebody else's files."""
-        targets.no_run(place, "--out")
-        for name in TABLES:
-            targets.file(self.folder(place) / name, "table", force, "--out")
+    def check_targets(self, place: Path, out: Path | None, collected: Path | None, seeds: int | None, force: bool = False) -> None:
+        """Refuses, before anything is run in `place`, what would write over somebody else's files."""
+        if out is not None:
+            targets.no_run(out, "--out")
+            for name in TABLES:
+                targets.file(self.folder(out) / name, "table", force, "--out")
         if collected is None:
             return
         if collected.resolve() == place.resolve():
