@@ -24,6 +24,7 @@ debug = False
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that Fallow did not make.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
 
 
@@ -165,13 +166,18 @@ def split(
     download: Download = False,
     picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
     save: Annotated[str | None, typer.Option(help="File for the federation (.npz).")] = None,
+    force: Force = False,
 ) -> None:
     """Who holds what: print the federation of these settings and draw its picture."""
-    from fallow import disk, runs
+    from fallow import disk, runs, targets
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
 
     recipe, keys = _words(words)
+    if picture:
+        targets.file(Path(picture), "split", force, "--picture")
+    if save:
+        targets.file(Path(save), "split --save", force, "--save")
     if data_dir:
         keys["data_dir"] = data_dir
     _, options, source, federation = runs.prepare(recipe, keys, download=download)
@@ -181,6 +187,7 @@ def split(
     for name, value in summary.items():
         console.say(f"{name.replace('_', ' ')}: {value}")
     where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed_of('split')}.png")
+    targets.file(where, "split", force, "--picture")
     with disk.told(where, "make its folder first, or choose another with --picture"):
         draw(federation, labels, classes, where, class_names=source.classes)
     console.say(f"picture: {where}")
@@ -206,9 +213,10 @@ def table(
     given: Annotated[list[str] | None, typer.Option("--set", help="key=value; a further key for every run.")] = None,
     source: Annotated[str | None, typer.Option("--from", help="Read results from this folder; run nothing.")] = None,
     out: Annotated[str | None, typer.Option(help="Folder for runs and the table (default: runs).")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many seeds (default: the paper's).", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many seeds (default: the paper's).", min=1, max=10_000)] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
     collect: Annotated[str | None, typer.Option(help="Then thin the finished runs into this folder.")] = None,
+    force: Force = False,
     data_dir: DataDir = None,
     download: Download = False,
 ) -> None:
@@ -220,6 +228,7 @@ def table(
     place, failures = Path(source or out or "runs"), []
     if source and not place.is_dir():
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
+    grids.check_targets(place, Path(out or place) if out or not source else None, Path(collect) if collect else None, seeds, force)
     if not source:
         failures = grid.run(grids, place, seeds, jobs, console.say, download)
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
@@ -239,11 +248,12 @@ def table(
 def report(
     paths: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs below them.")],
     out: Annotated[str, typer.Option("--out", "-o", help="File for the page.")] = "report.html",
+    force: Force = False,
 ) -> None:
     """One page about runs to look at in a browser; it needs no network."""
     from fallow.report import page
 
-    path, runs = page.write(paths, out)
+    path, runs = page.write(paths, out, force)
     console.say(f"page of {runs} run{'s' if runs > 1 else ''}: {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
@@ -265,11 +275,12 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN")],
     out: Annotated[str | None, typer.Option("--out", "-o", help="Folder for it (default: RUN/export).")] = None,
     format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx, or all that can be had.")] = "all",
+    force: Force = False,
 ) -> None:
     """The trained model with a model card: weights, and graphs that need no Fallow."""
     from fallow.export import export
 
-    done = export(run, out, format)
+    done = export(run, out, format, force)
     for sentence in done.left_out:
         console.say(sentence)
     console.say(f"written: {done.path}/ ({', '.join(done.files)})")
@@ -283,6 +294,7 @@ def predict(
     probabilities: Annotated[bool, typer.Option("--probabilities", help="A column per class as well.")] = False,
     batch: Annotated[int | None, typer.Option(help="Images per batch (default: the run's eval_batch).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
+    force: Force = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
 ) -> None:
     """Label a folder of images with a run's model and write a CSV."""
@@ -290,7 +302,7 @@ def predict(
     from fallow.progress import Files
 
     with Files(console, quiet) as tell:
-        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell)
+        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force)
     if done.by_batch:
         console.say("batch norm used each batch's own statistics, as in the run: predictions depend on which images share a batch")
     if done.unreadable:
@@ -306,11 +318,12 @@ def figure(
     width: Annotated[float, typer.Option(help="Inches; 3.5 is a column of a two-column page.")] = 3.5,
     names: Annotated[str | None, typer.Option(help="What to call the lines, commas between, in the order of the runs.")] = None,
     parts: Annotated[str | None, typer.Option(help="Of bias and diversity: which, commas between.")] = None,
+    force: Force = False,
 ) -> None:
     """A figure for a paper; runs that differ only in their seed are one line with a band."""
     from fallow.report.figures import figure
 
-    caption = figure(name, paths, out, width=width, names=_list(names), parts=_list(parts))
+    caption = figure(name, paths, out, width=width, names=_list(names), parts=_list(parts), force=force)
     console.say(caption)
     console.say(f"figure: {out}")
 

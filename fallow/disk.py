@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from fallow.errors import UserError
 
@@ -37,25 +40,78 @@ def told(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[None]:
 def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
     """Writes beside, syncs, renames: a reader sees the old file or the new one."""
     data = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
-    part = beside(path)
-    with told(path, remedy):
+    with told(path, remedy), replacing(path) as f:
+        f.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name when it is whole, and is gone if it does not become so."""
+    with _beside(path) as part:
         try:
             with open(part, "wb") as f:
-                f.write(data)
+                yield f
                 f.flush()
                 os.fsync(f.fileno())
             os.replace(part, path)
-        except OSError:
+        except BaseException:
             with suppress(OSError):
                 part.unlink()
             raise
 
 
-def beside(path: Path) -> Path:
-    """Where a file is written before it takes its name."""
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """Where a file is written before it takes its name: nobody else writes there meanwhile, a dead one's rest is taken over."""
     if not path.name:
         raise UserError(f"{str(path)!r} is no name for a file", "give one")
-    return path.with_name(f".{path.name}.part")
+    for number in itertools.count(1):
+        part = path.with_name(f".{path.name}.part" if number == 1 else f".{path.name}.{number}.part")
+        with _opened(part) as held:
+            if alone(held, part):
+                yield part
+                return
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor of a file, which is made if it is not there and left as it is if it is."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def alone(descriptor: int, path: Path, wait: bool = False) -> bool:
+    """Whether this process alone now holds the file at a path; the lock of a dead process is no lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:  # the one who had it renamed or removed it in between
+        return False
+
+
+@contextmanager
+def only_one(path: Path, wait: bool = False) -> Iterator[bool]:
+    """Whether this process is the only one that works on a path, for as long as the block lasts."""
+    lock = path.with_name(f".{path.name}.lock")
+    while True:
+        with _opened(lock) as held:
+            if alone(held, lock, wait):
+                try:
+                    yield True
+                finally:
+                    lock.unlink(missing_ok=True)
+                return
+            if not wait:
+                yield False
+                return
 
 
 def sync(folder: Path) -> None:

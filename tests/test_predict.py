@@ -136,7 +136,7 @@ def test_mistakes(photos: Path, fallow_cli: Any) -> None:
     assert fallow_cli("predict", path, "nowhere").sentence == "there is no folder nowhere; give the path of a folder of images."
     assert fallow_cli("predict", path, str(empty)).sentence == f"{empty} holds no images; put PNG, JPEG or other image files there, in folders or not."
     assert fallow_cli("predict", path, str(photos), "-o", "no/p.csv").sentence.startswith("no/p.csv cannot be written (No such file or directory)")
-    assert fallow_cli("predict", path, str(photos), "-o", str(empty)).sentence == f"{empty} is a folder; give the name of a CSV file with -o."
+    assert fallow_cli("predict", path, str(photos), "-o", str(empty)).sentence == f"{empty} is a folder, not a file; name a file with -o."
     assert fallow_cli("predict", path, str(photos), "--batch", "0").sentence == "--batch 0 is not a count of images; give 1 or more."
     assert fallow_cli("predict", path, str(photos), "--device", "abacus").sentence == "device='abacus' cannot be used; use cpu, cuda, cuda:N or auto."
     assert not list(Path().glob(".*.part"))

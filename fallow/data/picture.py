@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fallow import targets
 from fallow.data.dealing import Ints
 from fallow.data.holdings import Federation, measured
 from fallow.errors import UserError
@@ -47,7 +48,7 @@ def picture(
         axis.set_title(_title(federation, side, sides[side]), fontsize=9.5, color=INK, loc="left")
     _label_clients(next(iter(panels.values())), federation.names, 0.0 if bubbles else 0.5)
     figure.suptitle(_headline(federation), fontsize=10.5, color=INK)
-    figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    figure.savefig(path, metadata=targets.tags("split", path.suffix.lower()[1:]))
     return path
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fallow import disk
+from fallow import disk, targets
 from fallow.errors import UserError, suggest
 from fallow.export import formats
 from fallow.export.card import card
@@ -24,7 +24,7 @@ class Exported:
     left_out: list[str]  # sentences about formats that `all` could not have
 
 
-def export(run: str | Path, out: str | Path | None = None, format: str = "all") -> Exported:
+def export(run: str | Path, out: str | Path | None = None, format: str = "all", force: bool = False) -> Exported:
     """Writes weights, model card, settings and summary to a folder (default: RUN/export), and graphs by `format`.
 
     `all` is every format that this machine and this model can have. The folder can be given to `fallow.load` and
@@ -36,18 +36,16 @@ def export(run: str | Path, out: str | Path | None = None, format: str = "all") 
     target = Path(out) if out else result.path / "export"
     if target.resolve() == result.path.resolve():
         raise UserError(f"{target} is the run itself", "choose another folder with -o")
+    targets.folder(target, "export", ("README.md", "config.yaml", "summary.json", *FILES.values()), force)
     graphs, left_out = _graphs(result, format)
     weights = (result.path / "model.safetensors").read_bytes()
     settings = re.sub(r"(?m)^data_dir: .*$", "data_dir: null", (result.path / "config.yaml").read_text())
     names = ["model.safetensors", *(FILES[g] for g in graphs)]
-    try:
-        with disk.told(target, "choose another folder with -o"):
-            target.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise UserError(f"{target} is a file, not a folder", "choose another name with -o") from None
-    contents: dict[str, bytes | str] = {"model.safetensors": weights, "config.yaml": settings, "summary.json": (result.path / "summary.json").read_text()}
+    with disk.told(target, "choose another folder with -o"):
+        target.mkdir(parents=True, exist_ok=True)
+    contents: dict[str, bytes | str] = {"README.md": card(result, names)}  # first: by it the folder is known as an export
+    contents |= {"model.safetensors": weights, "config.yaml": settings, "summary.json": (result.path / "summary.json").read_text()}
     contents |= {FILES[name]: data for name, data in graphs.items()}
-    contents["README.md"] = card(result, names)
     for name, data in contents.items():
         disk.write(target / name, data)
     return Exported(target, list(contents), left_out)

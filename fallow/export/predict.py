@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fallow import disk
+from fallow import disk, targets
 from fallow.data.readers.folders import image_files
 from fallow.data.readers.images import in_threads
 from fallow.engine.eager import cores, spread
@@ -73,33 +73,29 @@ def predict(
     batch: int | None = None,
     device: str = "auto",
     tell: Tell = lambda done, count: None,
+    force: bool = False,
 ) -> Predicted:
     """Labels every image below `folder`, in order of name, and writes file, label, confidence, error.
 
     A file that cannot be read has its reason under `error` and no label. `probabilities` adds a column per class.
     Only a few batches are in memory at a time.
     """
-    result, folder, out = load_result(run), user_path(folder), user_path(out)
+    folder, out = user_path(folder), targets.file(user_path(out), "predict", force)
+    result = load_result(run)
     if batch is not None and batch < 1:
         raise UserError(f"--batch {batch} is not a count of images", "give 1 or more")
     files = _files(folder)
     predictor = Predictor(result, device, batch)
     unreadable: list[str] = []
-    part = disk.beside(out)
-    with disk.told(out, "make its folder first, or choose another with -o"):
-        if out.is_dir():
-            raise UserError(f"{out} is a folder", "give the name of a CSV file with -o")
-        try:
-            with open(part, "w", newline="", encoding="utf-8", errors="backslashreplace") as f:
-                write = csv.writer(f, lineterminator="\n").writerow
-                write(["file", "label", "confidence", *([f"p_{c}" for c in predictor.classes] if probabilities else []), "error"])
-                for row in _rows(predictor, files, folder, probabilities, tell):
-                    write(row)
-                    if row[-1]:
-                        unreadable.append(row[0])
-            os.replace(part, out)
-        finally:
-            part.unlink(missing_ok=True)
+    with disk.told(out, "make its folder first, or choose another with -o"), disk.replacing(out) as file:
+        text = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="backslashreplace", write_through=True)
+        write = csv.writer(text, lineterminator="\n").writerow
+        write(["file", "label", "confidence", *([f"p_{c}" for c in predictor.classes] if probabilities else []), "error"])
+        for row in _rows(predictor, files, folder, probabilities, tell):
+            write(row)
+            if row[-1]:
+                unreadable.append(row[0])
+        text.detach()  # the file is not its to close
     if len(unreadable) == len(files):
         raise UserError(f"none of the {len(files)} images below {folder} can be read", f"see the column error of {out}")
     return Predicted(out, len(files), unreadable, predictor.by_batch)

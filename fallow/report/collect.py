@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fallow import disk
+from fallow import disk, targets
 from fallow.errors import UserError
 from fallow.runs.folder import RunFolder
 
@@ -20,7 +20,8 @@ def thin(run_folder: str | Path, target: str | Path) -> Path:
     Of more than 200 rounds the metrics of 200 stay: evaluated ones before others, evenly spaced, first, best and last
     among them.
     """
-    folder, target = RunFolder.existing(Path(run_folder)), Path(target)
+    folder = RunFolder.existing(Path(run_folder))
+    target = targets.thinned(Path(target), folder.path)
     if not folder.summary.is_file():
         raise UserError(f"the run {folder.path} has not ended", f"finish it with `fallow resume {folder.path}`")
     summary = folder.summary.read_text()

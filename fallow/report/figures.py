@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fallow import disk
+from fallow import disk, targets
 from fallow.errors import UserError, suggest
 from fallow.report import series
 from fallow.report.partition import partition
@@ -44,6 +44,7 @@ def figure(
     width: float = COLUMN,
     names: Sequence[str] | None = None,
     parts: Sequence[str] = (),
+    force: bool = False,
 ) -> str:
     """Draws one of FIGURES of some runs; returns a caption."""
     import matplotlib
@@ -56,12 +57,13 @@ def figure(
         raise UserError(f"a figure cannot be written as {path.name!r}", "end the name in .png, .svg or .pdf")
     if not 1 <= width <= 20:
         raise UserError(f"--width {width:g} is no width of a figure", "give inches, such as 3.5 for a column or 7 for a page")
+    targets.file(path, "figure", force)
     groups = series.groups(paths, names)
     with matplotlib.rc_context(STYLE):
         canvas = Figure(layout="constrained")
         caption = FIGURES[name](canvas, Request(groups, width, list(parts)))
         image, kind = io.BytesIO(), path.suffix.lower()[1:]
-        canvas.savefig(image, format=kind, metadata={"Date": None} if kind == "svg" else None)
+        canvas.savefig(image, format=kind, metadata=targets.tags("figure", kind))
         disk.write(path, image.getvalue(), "make its folder first, or choose another with -o")
     return caption
 

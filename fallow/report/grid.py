@@ -15,10 +15,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fallow import disk, targets
 from fallow.config import merge, parse_pairs, read_yaml
 from fallow.data import sources
 from fallow.errors import UserError, suggest
@@ -28,6 +30,7 @@ from fallow.report.published import Figure, table_name
 from fallow.runs.settings import UNHASHED, Cell, Grid, Keys, recipe, recipes, resolve, slug
 
 Tell = Callable[[str], None]
+TABLES = ("table.md", "table.tex", "table.csv")
 CHILD = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from fallow.cli import main; main()"  # dies with its parent
 
 
@@ -90,6 +93,26 @@ class Grids:
                 yield Entry(
                     self.paper, self.table, row, cell, keys, row == self.grid.own, self.grid.missing(row), figure
                 )
+
+    def folder(self, place: Path) -> Path:
+        """Where the table's runs and the table itself lie."""
+        return place / self.paper / self.table
+
+    def check_targets(self, place: Path, out: Path | None, collected: Path | None, seeds: int | None, force: bool = False) -> None:
+        """Refuses, before anything is run in `place`, what would write over somebody else's files."""
+        if out is not None:
+            targets.no_run(out, "--out")
+            for name in TABLES:
+                targets.file(self.folder(out) / name, "table", force, "--out")
+        if collected is None:
+            return
+        if collected.resolve() == place.resolve():
+            raise UserError(f"the runs lie in {place} themselves", "name another folder with --collect")
+        targets.no_run(collected, "--collect")
+        for entry in self.entries:
+            for seed in range(self.grid.seeds if seeds is None else seeds):
+                path = Path(entry.folder) / f"seed-{seed}"
+                targets.thinned(collected / path, place / path)
 
     def _cells(self) -> str:
         return "; ".join(f"data={c.data} setting={c.setting!r}" for c in self.grid.cells)
@@ -158,13 +181,17 @@ def run(
                     there[o.data, o.data_dir] = True
             return there[o.data, o.data_dir]
 
-    def one(work: tuple[Entry, int]) -> Failure | None:
+    def one(work: tuple[Entry, int], wait: bool = False) -> Failure | None:
         entry, seed = work
         try:
-            said = _done(grids, entry, seed, out)
-            if said is None and not has_data(entry):
-                return Failure(entry, seed, "no data")
-            said = said or _run(grids, entry, seed, out, apart=jobs > 1)
+            with _only_here(out / entry.folder / f"seed-{seed}", wait) as mine:
+                if not mine:
+                    busy.append(work)
+                    return None
+                said = _done(grids, entry, seed, out)
+                if said is None and not has_data(entry):
+                    return Failure(entry, seed, "no data")
+                said = said or _run(grids, entry, seed, out, apart=jobs > 1)
         except KeyboardInterrupt:
             raise
         except Exception as e:  # a bug in one cell must not cost the others
@@ -174,18 +201,32 @@ def run(
         tell(f"{entry.name}, seed {seed}: {said}")
         return None
 
-    if jobs == 1:
-        return [f for f in map(one, todo) if f]
-    with ThreadPoolExecutor(jobs) as pool:
-        return [f for f in pool.map(one, todo) if f]
+    def waiting() -> Iterator[tuple[Entry, int]]:
+        """What others were at when its turn came: they may have finished it by now, or been killed over it."""
+        for entry, seed in busy:
+            tell(f"{entry.name}, seed {seed}: another process runs it, which is waited for")
+            yield entry, seed
+
+    busy: list[tuple[Entry, int]] = []
+    with ThreadPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
+        failures = [f for f in (pool.map(one, todo) if pool else map(one, todo)) if f]
+    return failures + [f for f in (one(work, wait=True) for work in waiting()) if f]
+
+
+@contextmanager
+def _only_here(path: Path, wait: bool) -> Iterator[bool]:
+    """Whether no other `fallow table` is at a run."""
+    with disk.told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with disk.only_one(path, wait) as mine:
+        yield mine
 
 
 def _done(grids: Grids, entry: Entry, seed: int, out: Path) -> str | None:
     """What a finished run came to; None if there is something left to do."""
     path = out / entry.folder / f"seed-{seed}"
     if not (path / "config.yaml").is_file():
-        if path.exists():
-            shutil.rmtree(path)  # cut off before it began
+        _clear(path)
         return None
     other = differences(read_yaml(path / "config.yaml"), grids.expected(entry, seed))
     if other:
@@ -194,6 +235,17 @@ def _done(grids: Grids, entry: Entry, seed: int, out: Path) -> str | None:
         )
     summary = _summary(path)
     return f"{_percent(summary)} (was finished)" if summary and summary["status"] == "finished" else None
+
+
+def _clear(path: Path) -> None:
+    """Removes what a run left that was cut off before it began, and nothing else."""
+    if not path.exists():
+        return
+    left = [p.name for p in path.iterdir()] if path.is_dir() else [path.name]
+    foreign = [name for name in left if name != ".lock" and not re.fullmatch(r"\.config\.yaml\.([0-9]+\.)?part", name)]
+    if foreign:
+        raise UserError(f"{path} is no run, but {foreign[0]} lies there", "choose another folder with --out, or move it away")
+    shutil.rmtree(path)
 
 
 def _run(grids: Grids, entry: Entry, seed: int, out: Path, apart: bool) -> str:

@@ -14,19 +14,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fallow import __version__, disk
-from fallow.errors import UserError
+from fallow import __version__, disk, targets
 from fallow.paths import user_path
 from fallow.report import reading
 
 SCRIPTS = ("base.js", "runs.js", "lines.js", "pictures.js", "sections.js", "tables.js", "curves.js", "classes.js", "start.js")
 
 
-def write(paths: Sequence[str | Path], out: str | Path) -> tuple[Path, int]:
+def write(paths: Sequence[str | Path], out: str | Path, force: bool = False) -> tuple[Path, int]:
     """Writes the page about these runs; where it lies, and of how many runs it is."""
-    out, runs = user_path(out), reading.found(paths)
-    if out.is_dir():
-        raise UserError(f"{out} is a folder, not a file", "name a file with -o, such as report.html")
+    out = targets.file(user_path(out), "report", force)
+    runs = reading.found(paths)
     text = page(reading.payload(runs) | {"made": date.today().isoformat()})
     disk.write(out, text, "make its folder first, or choose another file with -o")
     return out, len(runs)

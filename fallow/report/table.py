@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fallow import disk
-from fallow.report.grid import Grids, Line
+from fallow.report.grid import TABLES, Grids, Line
 
 MORE = ["difference", "within_std", "last", "best", "note"]
 
@@ -116,10 +116,10 @@ class Table:
 
     def write(self, place: Path) -> Path:
         """table.md, table.tex and table.csv beside the table's runs."""
-        folder = place / self.grids.paper / self.grids.table
+        folder = self.grids.folder(place)
         with disk.told(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        for name, text in (("table.md", self.markdown()), ("table.tex", self.latex()), ("table.csv", self.csv())):
+        for name, text in zip(TABLES, (self.markdown(), self.latex(), self.csv())):
             disk.write(folder / name, text)
         return folder
 
