@@ -25,6 +25,7 @@ debug = False
 Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code that the folder or the recipe names, with your rights.")]
 
 
 def main() -> None:
@@ -64,12 +65,13 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
+    trust: Trust = False,
     show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
 ) -> None:
     """Train: `fallow run`, `fallow run method=semifl data=cifar10`, `fallow run RECIPE key=value`."""
     recipe, keys = _words(words)
     if show_help:
-        _print_keys(recipe, keys)
+        _print_keys(recipe, keys, trust)
         return
     from fallow import runs
     from fallow.progress import Bar
@@ -77,7 +79,7 @@ def run(
     if data_dir:
         keys["data_dir"] = data_dir
     with Bar(console, quiet) as bar:
-        result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, **keys)
+        result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
     _print_result(result)
 
 
@@ -86,13 +88,15 @@ def resume(
     path: Annotated[str, typer.Argument(metavar="RUN")],
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    trust: Trust = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Go on although data, settings or own code have changed.")] = False,
 ) -> None:
     """Go on with a run that was stopped or killed, to the same end as if it had not been."""
     from fallow import runs
     from fallow.progress import Bar
 
     with Bar(console, quiet) as bar:
-        result = runs.resume(path, stop_after=stop_after, watch=bar)
+        result = runs.resume(path, stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
     if not bar.started:
         console.print(f"The run {result.path} is finished; nothing to do.")
     _print_result(result)
@@ -122,6 +126,7 @@ def split(
     download: Download = False,
     picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
     save: Annotated[str | None, typer.Option(help="File for the federation (.npz).")] = None,
+    trust: Trust = False,
 ) -> None:
     """Who holds what: print the federation of these settings and draw its picture."""
     from fallow import disk, runs
@@ -131,7 +136,7 @@ def split(
     recipe, keys = _words(words)
     if data_dir:
         keys["data_dir"] = data_dir
-    _, options, source, federation = runs.prepare(recipe, keys, download=download)
+    _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust)
     labels, classes = source.train.labels.numpy(), len(source.classes)
     rows, summary = table(federation, labels, source.classes)
     _print_table([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
@@ -222,11 +227,12 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN")],
     out: Annotated[str | None, typer.Option("--out", "-o", help="Folder for it (default: RUN/export).")] = None,
     format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx, or all that can be had.")] = "all",
+    trust: Trust = False,
 ) -> None:
     """The trained model with a model card: weights, and graphs that need no Fallow."""
     from fallow.export import export
 
-    done = export(run, out, format)
+    done = export(run, out, format, trust=trust)
     for sentence in done.left_out:
         console.print(escape(sentence), soft_wrap=True)
     console.print(f"written: {done.path}/ ({', '.join(done.files)})", soft_wrap=True)
@@ -241,13 +247,14 @@ def predict(
     batch: Annotated[int | None, typer.Option(help="Images per batch (default: the run's eval_batch).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    trust: Trust = False,
 ) -> None:
     """Label a folder of images with a run's model and write a CSV."""
     from fallow.export.predict import predict
     from fallow.progress import Files
 
     with Files(console, quiet) as tell:
-        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell)
+        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, trust=trust)
     if done.by_batch:
         console.print("batch norm used each batch's own statistics, as in the run: predictions depend on which images share a batch", soft_wrap=True)
     if done.unreadable:
@@ -283,19 +290,19 @@ def _words(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
     words = list(words or [])
     recipe = words.pop(0) if words and "=" not in words[0] else None
     keys = parse_pairs(words)
-    for flag in ("out", "name", "stop_after", "download", "watch"):
+    for flag in ("out", "name", "stop_after", "download", "watch", "trust"):
         if flag in keys:
             raise UserError(f"{flag} is no key of a run", f"write --{flag.replace('_', '-')} before its value")
     return recipe, keys
 
 
-def _print_keys(recipe: str | None, keys: dict[str, Any]) -> None:
+def _print_keys(recipe: str | None, keys: dict[str, Any], trust: bool) -> None:
     from fallow.config import described
     from fallow.runs import settings
 
     console.print("usage: fallow run [RECIPE] [KEY=VALUE]... [--data-dir DIR] [--download] [--out DIR] [--name NAME]")
-    console.print("                  [--stop-after N] [--quiet]\n")
-    method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys)
+    console.print("                  [--stop-after N] [--quiet] [--trust]\n")
+    method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys, trust)
     console.print(f"Keys of method [bold]{escape(options.method)}[/bold] ({escape((method.__doc__ or '').splitlines()[0])})\n")
     _print_table([("key", "default", "symbol", "takes", "meaning"), *described(method.Options)])
 
