@@ -75,10 +75,11 @@ def run(
         return
     from fallow import runs
     from fallow.progress import Bar
+    from fallow.runs.interrupts import stopping
 
     if data_dir:
         keys["data_dir"] = data_dir
-    with Bar(console, quiet) as bar:
+    with stopping(), Bar(console, quiet) as bar:
         result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
     _print_result(result)
 
@@ -94,8 +95,9 @@ def resume(
     """Go on with a run that was stopped or killed, to the same end as if it had not been."""
     from fallow import runs
     from fallow.progress import Bar
+    from fallow.runs.interrupts import stopping
 
-    with Bar(console, quiet) as bar:
+    with stopping(), Bar(console, quiet) as bar:
         result = runs.resume(path, stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
     if not bar.started:
         console.print(f"The run {result.path} is finished; nothing to do.")

@@ -33,7 +33,7 @@ from fallow.methods import find
 from fallow.methods.base import Method
 from fallow.runs import origin as origins
 from fallow.runs.folder import Row, RunFolder
-from fallow.runs.interrupts import Interrupts
+from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.origin import Origin
 from fallow.runs.settings import UNHASHED, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
@@ -194,7 +194,7 @@ class Run:
                     watch("round", row)
             except BaseException as end:
                 interrupts.hold()
-                expected = isinstance(end, KeyboardInterrupt | RankLost)
+                expected = isinstance(end, KeyboardInterrupt | Stopped | RankLost)
                 with nullcontext() if expected else suppress(UserError, RuntimeError):  # the disk or memory may be what failed
                     if committed < self.done and whole and self.federated.whole:
                         self.commit()

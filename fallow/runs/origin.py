@@ -55,7 +55,7 @@ def versions() -> dict[str, str]:
     source = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         source.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
-    return {"Python": platform.python_version(), "torch": torch.__version__, "Fallow's source": source.hexdigest()[:12]}
+    return {"Python": platform.python_version(), "torch": str(torch.__version__), "Fallow's source": source.hexdigest()[:12]}
 
 
 # -- where things are --------------------------------------------------------------------------------------------------
