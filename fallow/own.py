@@ -85,8 +85,9 @@ def _of_file(where: str, attribute: str, what: str) -> Code:
     path = _expanded(where, Path.cwd())
     if not path.is_file():
         raise UserError(f"there is no file {Path(where)} for the {what} {attribute}", "check the path before the colon")
-    path = path.resolve()
-    return Code(str(Path(where)), attribute, path.parent, None, path, _files(path, path.parent, ""))
+    path, here = path.resolve(), Path.cwd().resolve()
+    shown = path.relative_to(here) if here in path.parents else path
+    return Code(str(shown), attribute, path.parent, None, path, _files(path, path.parent, ""))
 
 
 def _of_module(module: str, attribute: str, what: str, folder: Path | None) -> Code:
@@ -183,9 +184,9 @@ def load(name: str, what: str) -> tuple[Any, Code]:
 
 
 def public(name: str, what: str) -> list[str]:
-    """What a module offers, for suggestions."""
+    """What a module offers to be called, for suggestions."""
     code = find(name, what)
-    return [n for n in vars(_run[str(code.file or code.shown), code.sha256]) if n[0] != "_"]
+    return [n for n, v in vars(_run[str(code.file or code.shown), code.sha256]).items() if n[0] != "_" and callable(v)]
 
 
 def _forget_changed(code: Code) -> None:

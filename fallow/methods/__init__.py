@@ -30,8 +30,7 @@ def find(name: str) -> type[Method]:
         raise UserError(f"there is no method {name!r}", suggest(name, REGISTERED))
     found, code = own.load(name, "method")
     if not (isinstance(found, type) and issubclass(found, Method)):
-        where = name.rpartition(":")[0]
-        raise UserError(f"{where} has no method class {code.attribute!r}", "name a class derived from fallow.Method after the colon")
+        raise UserError(f"{code.shown} has no method class {code.attribute!r}", "name a class derived from fallow.Method after the colon")
     return found
 
 

@@ -79,14 +79,16 @@ def _own(name: str, offered: dict[str, int | str | None]) -> nn.Module:
     if not is_own(name):
         raise UserError(f"there is no model {name!r}", suggest(name, _MODELS))
     make, code = own.load(name, "model")
-    where, what = name.rpartition(":")[0], code.attribute
+    what = code.attribute
     if not callable(make):
-        raise UserError(f"{where} has no model {what!r}", suggest(what, own.public(name, "model")))
+        public = own.public(name, "model")
+        remedy = suggest(what, public) if public else "name a class derived from torch.nn.Module after the colon"
+        raise UserError(f"{code.shown} has no model {what!r}", remedy)
     with own.told(code):
         given = _arguments(what, make, offered)
         net = make(**given)
     if not isinstance(net, nn.Module):
-        raise UserError(f"{name} gave a {type(net).__name__}", "a model is a torch.nn.Module")
+        raise UserError(f"{code.shown}:{what} gave a {type(net).__name__}", "a model is a torch.nn.Module")
     return net
 
 
