@@ -1,3 +1,43 @@
-from fallow.cli import main
+"""`fallow` and `python -m fallow`: hears Ctrl-C before anything heavy is imported, and until Python has ended."""
 
-main()
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+_heard = False
+
+
+def main() -> None:
+    """Ctrl-C ends with 130 and no traceback, whatever a library makes of a KeyboardInterrupt while it is imported."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored: a job in the background
+        signal.signal(signal.SIGINT, _interrupted)
+    try:
+        from fallow.cli import main as command
+
+        command()
+    except BaseException as end:
+        if _heard and not isinstance(end, SystemExit):
+            sys.exit(130)
+        raise
+    finally:
+        if signal.getsignal(signal.SIGINT) is _interrupted:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # while Python ends a KeyboardInterrupt would be printed
+
+
+def _interrupted(number: int, frame: FrameType | None) -> None:
+    global _heard
+    _heard = True
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):  # nothing is begun yet, and imports swallow exceptions
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+_interrupted.of_fallow = True  # type: ignore[attr-defined]
+
+if __name__ == "__main__":
+    main()

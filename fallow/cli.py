@@ -26,6 +26,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that Fallow did not make.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run code that the folder or the recipe names, with your rights.")]
 
 
 def main() -> None:
@@ -108,20 +109,22 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
+    trust: Trust = False,
     show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
 ) -> None:
     """Train: `fallow run`, `fallow run method=semifl data=cifar10`, `fallow run RECIPE key=value`."""
     recipe, keys = _words(words)
     if show_help:
-        _print_keys(recipe, keys)
+        _print_keys(recipe, keys, trust)
         return
     from fallow import runs
     from fallow.progress import Bar
+    from fallow.runs.interrupts import stopping
 
     if data_dir:
         keys["data_dir"] = data_dir
-    with Bar(console, quiet) as bar:
-        result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, **keys)
+    with stopping(), Bar(console, quiet) as bar:
+        result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
     _print_result(result)
 
 
@@ -130,13 +133,16 @@ def resume(
     path: Annotated[str, typer.Argument(metavar="RUN")],
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    trust: Trust = False,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Go on although data, settings or own code have changed.")] = False,
 ) -> None:
     """Go on with a run that was stopped or killed, to the same end as if it had not been."""
     from fallow import runs
     from fallow.progress import Bar
+    from fallow.runs.interrupts import stopping
 
-    with Bar(console, quiet) as bar:
-        result = runs.resume(path, stop_after=stop_after, watch=bar)
+    with stopping(), Bar(console, quiet) as bar:
+        result = runs.resume(path, stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
     if not bar.started:
         console.say(f"The run {result.path} is finished; nothing to do.")
     _print_result(result)
@@ -167,6 +173,7 @@ def split(
     picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
     save: Annotated[str | None, typer.Option(help="File for the federation (.npz).")] = None,
     force: Force = False,
+    trust: Trust = False,
 ) -> None:
     """Who holds what: print the federation of these settings and draw its picture."""
     from fallow import disk, runs, targets
@@ -180,7 +187,7 @@ def split(
         targets.file(Path(save), "split --save", force, "--save")
     if data_dir:
         keys["data_dir"] = data_dir
-    _, options, source, federation = runs.prepare(recipe, keys, download=download)
+    _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust)
     labels, classes = source.train.labels.numpy(), len(source.classes)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
@@ -276,11 +283,12 @@ def export(
     out: Annotated[str | None, typer.Option("--out", "-o", help="Folder for it (default: RUN/export).")] = None,
     format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx, or all that can be had.")] = "all",
     force: Force = False,
+    trust: Trust = False,
 ) -> None:
     """The trained model with a model card: weights, and graphs that need no Fallow."""
     from fallow.export import export
 
-    done = export(run, out, format, force)
+    done = export(run, out, format, force, trust=trust)
     for sentence in done.left_out:
         console.say(sentence)
     console.say(f"written: {done.path}/ ({', '.join(done.files)})")
@@ -296,13 +304,14 @@ def predict(
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
     force: Force = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    trust: Trust = False,
 ) -> None:
     """Label a folder of images with a run's model and write a CSV."""
     from fallow.export.predict import predict
     from fallow.progress import Files
 
     with Files(console, quiet) as tell:
-        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force)
+        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force, trust=trust)
     if done.by_batch:
         console.say("batch norm used each batch's own statistics, as in the run: predictions depend on which images share a batch")
     if done.unreadable:
@@ -339,19 +348,19 @@ def _words(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
     words = list(words or [])
     recipe = words.pop(0) if words and "=" not in words[0] else None
     keys = parse_pairs(words)
-    for flag in ("out", "name", "stop_after", "download", "watch"):
+    for flag in ("out", "name", "stop_after", "download", "watch", "trust"):
         if flag in keys:
             raise UserError(f"{flag} is no key of a run", f"write --{flag.replace('_', '-')} before its value")
     return recipe, keys
 
 
-def _print_keys(recipe: str | None, keys: dict[str, Any]) -> None:
+def _print_keys(recipe: str | None, keys: dict[str, Any], trust: bool) -> None:
     from fallow.config import described
     from fallow.runs import settings
 
     console.print("usage: fallow run [RECIPE] [KEY=VALUE]... [--data-dir DIR] [--download] [--out DIR] [--name NAME]")
-    console.print("                  [--stop-after N] [--quiet]\n")
-    method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys)
+    console.print("                  [--stop-after N] [--quiet] [--trust]\n")
+    method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys, trust)
     about = (method.__doc__ or "").strip().partition("\n")[0]
     console.print(Text.assemble("Keys of method ", (said.printable(options.method), "bold"), f" ({said.printable(about)})\n"))
     console.rows([("key", "default", "symbol", "takes", "meaning"), *described(method.Options)])

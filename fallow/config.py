@@ -178,6 +178,7 @@ class Config(Section):
     eval_every: int = key(1, "rounds between evaluations", ge=1)
     eval_batch: int = key(250, "images per evaluation batch", ge=1)
     checkpoint_every: int = key(1, "rounds between checkpoints", ge=1)
+    rank_timeout: float = key(600.0, "seconds after which a silent process of torchrun's is given up", gt=0)
     measure: Annotated[tuple[Measure, ...], BeforeValidator(listed)] = key((), "what else to measure, a list: classes, prior, diversity, labels")
     measure_every: int = key(1, "rounds between such measurements; the last is always measured", ge=1)
     diversity_scale: Literal["paper", "times-n"] = key("paper", "gradient diversity as printed, or times n where squared, as FedRGD's figures")

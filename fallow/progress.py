@@ -36,7 +36,7 @@ class Bar:
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._bar.__exit__(kind, error, trace)
-        if kind is KeyboardInterrupt and self.run is not None:
+        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit) and self.run is not None:
             path = self.run.folder.path
             self.console.say(f"interrupted after round {self.run.done}; go on with: fallow resume {path}")
 

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 os.environ.setdefault("FALLOW_DATA", "/nonexistent/fallow-data")  # no test reads the user's own data
+os.environ["FALLOW_HOME"] = tempfile.mkdtemp(prefix="fallow-home-")  # nor changes what the user trusts
 torch.set_num_threads(1)  # as the engine does; with more of them a busy machine is slow
 
 from fallow.data import sources  # noqa: E402

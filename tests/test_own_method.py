@@ -52,8 +52,8 @@ def test_its_key_matters_and_mistakes_are_told(tmp_path: Path, fallow_cli: Any) 
     assert fallow_cli("run", own, "sharpnes=1").sentence == "there is no key 'sharpnes'; did you mean 'sharpness'?"
     assert fallow_cli("run", own, "sharpness=-1").sentence.startswith("sharpness=-1 is not allowed; give 0 or more (")
     assert "is not defined for labels=all; it works with labels=clients, server, some" in fallow_cli("run", own, "labels=all").sentence
-    assert fallow_cli("run", "method=./my_method.py:Mine").sentence.startswith("./my_method.py has no method class 'Mine'; name a class")
-    assert fallow_cli("run", "method=./mine.py:Mine").sentence == "there is no method file mine.py; check the path before the colon."
+    assert fallow_cli("run", "method=./my_method.py:Mine").sentence.startswith("my_method.py has no method class 'Mine'; name a class")
+    assert fallow_cli("run", "method=./mine.py:Mine").sentence == "there is no file mine.py for the method Mine; check the path before the colon."
     (tmp_path / "broken.py").write_text("class Broken(\n    def\n")
     assert fallow_cli("run", "method=./broken.py:Broken").sentence.startswith("broken.py is not valid Python in line ")
 

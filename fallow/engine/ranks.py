@@ -8,14 +8,16 @@ moves a few MB per client, once.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import cache
 from io import BytesIO
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -30,7 +32,9 @@ from fallow.errors import UserError
 from fallow.methods.base import Update
 from fallow.methods.state import Layout
 
-PATIENCE = timedelta(hours=6)  # a dead process is noticed at once, a dead machine by torchrun; this is the last resort
+PATIENCE = timedelta(hours=6)  # a dead process is noticed at once, a silent one by its missing beats; this is the last resort
+BEAT = 1.0  # seconds between a rank's signs of life, and between looks at them
+SILENCE = 60.0  # seconds after which a rank without them is named
 Tree = dict[str, Any]
 Layouts = dict[str, Layout]
 
@@ -68,6 +72,10 @@ class Post:
         self.group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=PATIENCE)
         self.others = range(1, dist.get_world_size())
         self.open = True  # false while answers are awaited, and for good once that has failed
+        self.waiting: set[int] = set()  # ranks whose answers are still to come
+        self._store = dist.distributed_c10d._get_default_store()
+        if dist.get_rank():
+            self._show_life(f"fallow/{dist.get_rank()}")
 
     def send(self, tree: Tree, rank: int, layouts: Layouts) -> None:
         data = encoded(tree, layouts)
@@ -85,13 +93,16 @@ class Post:
     def ask(self, orders: dict[int, Tree], layouts: Layouts) -> Future[dict[int, Tensor]]:
         """Sends orders and awaits the answers on a thread of its own: Ctrl-C cannot interrupt a wait inside gloo."""
         answers: Future[dict[int, Tensor]] = Future()
-        self.open = False
+        self.open, self.waiting = False, set(orders)
 
         def exchange() -> None:
             try:
                 for rank, order in orders.items():
                     self.send(order, rank, layouts)
-                found = {rank: self.receive(rank) for rank in orders}
+                found: dict[int, Tensor] = {}
+                for rank in orders:
+                    found[rank] = self.receive(rank)
+                    self.waiting.discard(rank)
                 self.open = True
                 answers.set_result(found)
             except BaseException as e:
@@ -99,6 +110,39 @@ class Post:
 
         Thread(target=exchange, name="fallow-ranks", daemon=True).start()
         return answers
+
+    def await_answers(self, asked: Future[dict[int, Tensor]], timeout: float) -> dict[int, Tensor]:
+        """The answers; a rank that gives no sign of life meanwhile is named, and after `timeout` seconds given up."""
+        watched = Watched(timeout)
+        while True:
+            try:
+                return asked.result(timeout=BEAT)
+            except TimeoutError:
+                if asked.done():
+                    return asked.result()
+                watched.look({rank: self.beats(rank) for rank in sorted(self.waiting)})
+
+    def beats(self, rank: int) -> int:
+        """How many signs of life a rank has given."""
+        return self._store.add(f"fallow/{rank}", 0)
+
+    def _show_life(self, name: str) -> None:
+        ended = Event()
+
+        def beat() -> None:
+            while not ended.wait(BEAT):
+                try:
+                    self._store.add(name, 1)
+                except Exception:  # whoever kept the count has ended
+                    return
+
+        def end() -> None:
+            ended.set()
+            thread.join(2 * BEAT)
+
+        thread = Thread(target=beat, name="fallow-beats", daemon=True)
+        thread.start()
+        atexit.register(end)  # a thread must not be inside the store while Python ends
 
     def dismiss(self, path: str | None) -> None:
         """Sends the other ranks home with the folder of the finished run, None if it failed.
@@ -115,6 +159,26 @@ class Post:
             exchange()
         except RuntimeError:  # gloo's word for a closed connection
             raise RankLost(f"rank {rank} has ended before the run was done") from None
+
+
+class Watched:
+    """For how long ranks have given no sign of life: by looks, so that time in which all were stopped does not count."""
+
+    def __init__(self, timeout: float):
+        self.timeout = timeout
+        self._last: dict[int, tuple[int, float]] = {}
+        self._named: set[int] = set()
+
+    def look(self, beats: dict[int, int]) -> None:
+        for rank, count in beats.items():
+            before, silent = self._last.get(rank, (count, 0.0))
+            silent = silent + BEAT if before == count else 0.0
+            self._last[rank] = (count, silent)
+            if silent >= self.timeout:
+                raise RankLost(f"rank {rank} has been silent for {silent:g} s and was given up (rank_timeout={self.timeout:g})")
+            if silent >= SILENCE and rank not in self._named:
+                self._named.add(rank)
+                print(f"waiting for rank {rank}, silent for {silent:g} s; after {self.timeout:g} s (rank_timeout) it is given up", file=sys.stderr, flush=True)
 
 
 @cache
@@ -169,7 +233,7 @@ class Ranks:
 
     def _answers(self, asked: Future[dict[int, Tensor]]) -> dict[int, Tree]:
         """Brought to the device only now, when everything has come and the slots here have no more to do."""
-        answers = {rank: decoded(data, self.layouts, self.world.device) for rank, data in asked.result().items()}
+        answers = {rank: decoded(data, self.layouts, self.world.device) for rank, data in self._arrived(asked).items()}
         for rank, answer in answers.items():
             if "bug" in answer:
                 raise RankFailed(f"on rank {rank}:\n{answer['bug']}")
@@ -177,6 +241,9 @@ class Ranks:
                 cause, remedy = answer["error"]
                 raise UserError(f"on rank {rank}, {cause}", remedy)
         return answers
+
+    def _arrived(self, asked: Future[dict[int, Tensor]]) -> dict[int, Tensor]:
+        return asked.result() if asked.done() else self.post.await_answers(asked, self.world.options.rank_timeout)
 
     def _work(self, job: Job) -> float:
         """How many images a party is likely to train on."""

@@ -24,15 +24,15 @@ class Exported:
     left_out: list[str]  # sentences about formats that `all` could not have
 
 
-def export(run: str | Path, out: str | Path | None = None, format: str = "all", force: bool = False) -> Exported:
+def export(run: str | Path, out: str | Path | None = None, format: str = "all", force: bool = False, *, trust: bool = False) -> Exported:
     """Writes weights, model card, settings and summary to a folder (default: RUN/export), and graphs by `format`.
 
     `all` is every format that this machine and this model can have. The folder can be given to `fallow.load` and
-    `fallow predict` in the run's place.
+    `fallow predict` in the run's place. `trust` lets a model run whose code this user has never named himself.
     """
     if format not in (*FORMATS, "all"):
         raise UserError(f"there is no format {format!r}", suggest(format, [*FORMATS, "all"]))
-    result = load_result(run)
+    result = load_result(run, trust)
     target = Path(out) if out else result.path / "export"
     if target.resolve() == result.path.resolve():
         raise UserError(f"{target} is the run itself", "choose another folder with -o")

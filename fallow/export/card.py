@@ -11,8 +11,9 @@ from fallow import models
 from fallow.data.holdings import Federation
 from fallow.engine.world import NORM_MEANS
 from fallow.export.inputs import Inputs, by_batch
-from fallow.methods import find
+from fallow.methods import find, is_own
 from fallow.runs import Result
+from fallow.runs.origin import Origin
 
 GRAPHS = {"model.pt2": "torch.export", "model.onnx": "ONNX"}
 
@@ -30,7 +31,16 @@ def data_name(result: Result) -> str:
 
 
 def _method_name(result: Result) -> str:
-    return find(result.config.method).__name__
+    return _method(result)[0]
+
+
+def _method(result: Result) -> tuple[str, str]:
+    """The method's name and paper; one's own is not run for that."""
+    name = result.config.method
+    if is_own(name):
+        origin = Origin.read(result.path)
+        return (origin.method["name"], origin.method["paper"]) if origin else (name.rpartition(":")[2], "")
+    return find(name).__name__, find(name).paper
 
 
 def _front(result: Result) -> str:
@@ -51,11 +61,11 @@ def _front(result: Result) -> str:
 
 
 def _title(result: Result) -> str:
-    s, o, method = result.summary, result.config, find(result.config.method)
+    s, o = result.summary, result.config
     names = s["class_names"]
     shown = ", ".join(names) if len(names) <= 20 else ", ".join([*names[:20], "..."])
     what = f"An image classifier ({o.model}, {len(names)} classes) trained over {o.clients} clients with {_method_name(result)}"
-    paper = f" ({method.paper})" if method.paper else ""
+    paper = f" ({_method(result)[1]})" if _method(result)[1] else ""
     return (
         f"# {_method_name(result)} on {data_name(result)}\n\n{what}{paper} by Fallow {s['versions']['fallow']}, "
         f"federated semi-supervised learning.\n\nClasses, in the order of the outputs: {shown}"
@@ -135,7 +145,7 @@ def _training(result: Result) -> str:
         ("data", f"`{data_name(result)}`, {_held(result)}"),
         ("labels", f"`labels={o.labels}`" + _label_count(o)),
         ("clients", f"{o.clients}, {o.active_count} a round, partition `{o.partition}`" + (f", unlabelled `{o.unlabelled_partition}`" if o.unlabelled_partition else "")),
-        ("method", f"`{o.method}`" + (f", {find(o.method).paper}" if find(o.method).paper else "") + f", reading `{o.reading}`"),
+        ("method", f"`{o.method}`" + (f", {_method(result)[1]}" if _method(result)[1] else "") + f", reading `{o.reading}`"),
         ("model", f"`{o.model}`, {_norm(o)}"),
         ("rounds", f"{s['rounds']} of {o.rounds} ({s['status']})"),
         ("local work", f"{f'{o.steps} steps' if o.steps else f'{o.epochs:g} epochs'}, batch {o.batch}, {o.optimizer}, lr {o.lr:g}, schedule `{o.schedule}`"),

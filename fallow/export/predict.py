@@ -74,14 +74,15 @@ def predict(
     device: str = "auto",
     tell: Tell = lambda done, count: None,
     force: bool = False,
+    trust: bool = False,
 ) -> Predicted:
     """Labels every image below `folder`, in order of name, and writes file, label, confidence, error.
 
     A file that cannot be read has its reason under `error` and no label. `probabilities` adds a column per class.
-    Only a few batches are in memory at a time.
+    Only a few batches are in memory at a time. `trust` lets a model run whose code this user has never named himself.
     """
     folder, out = user_path(folder), targets.file(user_path(out), "predict", force)
-    result = load_result(run)
+    result = load_result(run, trust)
     if batch is not None and batch < 1:
         raise UserError(f"--batch {batch} is not a count of images", "give 1 or more")
     files = _files(folder)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import sys
-from pathlib import Path
 
+from fallow import own
 from fallow.errors import UserError, suggest
 from fallow.methods.base import Method
 
@@ -25,34 +23,17 @@ REGISTERED: dict[str, str] = {
 
 def find(name: str) -> type[Method]:
     """The method class of a name, of `package.module:Class`, or of `FILE.py:Class`."""
-    where = REGISTERED.get(name, name)
-    if ":" not in where:
+    if name in REGISTERED:
+        place, _, attribute = REGISTERED[name].rpartition(":")
+        return getattr(importlib.import_module(place), attribute)
+    if ":" not in name:
         raise UserError(f"there is no method {name!r}", suggest(name, REGISTERED))
-    place, _, attribute = where.rpartition(":")
-    module = _from_file(Path(place)) if place.endswith(".py") else _imported(place)
-    found = getattr(module, attribute, None)
+    found, code = own.load(name, "method")
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise UserError(f"{place} has no method class {attribute!r}", "name a class derived from fallow.Method after the colon")
+        raise UserError(f"{code.shown} has no method class {code.attribute!r}", "name a class derived from fallow.Method after the colon")
     return found
 
 
-def _imported(place: str):  # type: ignore[no-untyped-def]
-    try:
-        return importlib.import_module(place)
-    except (ImportError, ValueError, TypeError) as e:  # an empty name, a relative one
-        raise UserError(f"module {place!r} cannot be imported ({e})", "check the name, or give FILE.py:Class") from None
-
-
-def _from_file(path: Path):  # type: ignore[no-untyped-def]
-    if not path.is_file():
-        raise UserError(f"there is no method file {path}", "check the path before the colon")
-    name = f"fallow_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except SyntaxError as e:
-        raise UserError(f"{path} is not valid Python in line {e.lineno}", "mend the file") from None
-    return module
+def is_own(name: str) -> bool:
+    """Whether a name is that of code outside the package."""
+    return name not in REGISTERED and ":" in name

@@ -7,25 +7,19 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import os
-import sys
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import NamedTuple
 
 from torch import nn
 
-from fallow import draws
+from fallow import own
 from fallow.errors import UserError, suggest
 from fallow.models.cnn import VGG11, EmnistCNN, EmnistCNNofRGD, SmallCNN
 from fallow.models.norms import NORMS, Modes, adopt
 from fallow.models.resnet import ResNet9, ResNet18
 from fallow.models.wrn import WideResNet
-from fallow.paths import user_path
 
 __all__ = ["NORMS", "Modes", "adopt", "build", "default_norm", "names"]
 
@@ -76,48 +70,26 @@ def build(name: str, classes: int, channels: int, norm: str | None = None, size:
     return entry.make(classes, channels, norm or entry.norm)
 
 
+def is_own(name: str) -> bool:
+    """Whether a name is that of code outside the package."""
+    return name not in _MODELS and ":" in name and name.rpartition(":")[0] not in _MODELS
+
+
 def _own(name: str, offered: dict[str, int | str | None]) -> nn.Module:
-    where, _, what = name.rpartition(":")
-    if not where or where in _MODELS:
+    if not is_own(name):
         raise UserError(f"there is no model {name!r}", suggest(name, _MODELS))
-    module = _module(name, where)
-    make = getattr(module, what, None)
+    make, code = own.load(name, "model")
+    what = code.attribute
     if not callable(make):
-        raise UserError(f"{where} has no model {what!r}", suggest(what, [n for n in vars(module) if n[0] != "_"]))
-    net = make(**_arguments(what, make, offered))
+        public = own.public(name, "model")
+        remedy = suggest(what, public) if public else "name a class derived from torch.nn.Module after the colon"
+        raise UserError(f"{code.shown} has no model {what!r}", remedy)
+    with own.told(code):
+        given = _arguments(what, make, offered)
+        net = make(**given)
     if not isinstance(net, nn.Module):
-        raise UserError(f"{name} gave a {type(net).__name__}", "a model is a torch.nn.Module")
+        raise UserError(f"{code.shown}:{what} gave a {type(net).__name__}", "a model is a torch.nn.Module")
     return net
-
-
-def _module(name: str, where: str) -> ModuleType:
-    if where.endswith(".py") or "/" in where:
-        path = user_path(where).resolve()
-        if not path.is_file():
-            raise UserError(
-                f"there is no file {where} for the model {name}", "give the path of an existing Python file"
-            )
-        alias = f"fallow_own_{path.stem}_{draws.key(str(path)):x}"
-        if alias not in sys.modules:
-            spec = importlib.util.spec_from_file_location(alias, path)
-            assert spec is not None and spec.loader is not None
-            sys.modules[alias] = importlib.util.module_from_spec(spec)
-            try:
-                spec.loader.exec_module(sys.modules[alias])
-            except BaseException:
-                del sys.modules[alias]
-                raise
-        return sys.modules[alias]
-    if os.getcwd() not in sys.path:  # a console script does not look in the working directory by itself
-        sys.path.append(os.getcwd())
-    try:
-        return importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{where}.".startswith(f"{error.name}."):
-            raise
-        near = suggest(name, _MODELS)
-        remedy = near if near.startswith("did") else "install it, or give a file as ./file.py:Class"
-        raise UserError(f"there is no module {where!r} for the model {name!r}", remedy) from None
 
 
 def _arguments(what: str, make: Callable[..., object], offered: dict[str, int | str | None]) -> dict[str, object]:

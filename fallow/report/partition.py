@@ -10,6 +10,7 @@ from fallow.data.holdings import Federation, Held, measured
 from fallow.errors import UserError
 from fallow.report.reading import Run
 from fallow.runs import load_result, load_source, make_federation
+from fallow.runs.origin import located, started_in
 
 COLOURS = {"labelled": "#D55E00", "unlabelled": "#0072B2"}
 DISCS = 60  # clients; beyond these shades read better
@@ -41,8 +42,9 @@ def _held(run: Run) -> Held:
     if file.is_file() and (held := Held.load(file)[0]).classes != ("samples",):
         return held
     options = load_result(run.path).config
+    start = started_in(run.path)
     try:
-        source = load_source(options)
+        source = load_source(located(options, start) if start else options)
     except UserError as error:
         raise UserError(f"the classes of {run.path} cannot be drawn without its data: {error.cause}", error.remedy) from None
     federation = Federation.load(file) if file.is_file() else make_federation(options, source)

@@ -31,9 +31,11 @@ from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
+from fallow.runs import origin as origins
 from fallow.runs.folder import Row, RunFolder
-from fallow.runs.interrupts import Interrupts
-from fallow.runs.settings import config_hash, recipe, resolve, stored
+from fallow.runs.interrupts import Interrupts, Stopped
+from fallow.runs.origin import Origin
+from fallow.runs.settings import UNHASHED, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 
@@ -45,6 +47,7 @@ class Result:
     """What a run came to."""
 
     path: Path
+    trust: bool = False  # a model of one's own in a folder from elsewhere may run
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -70,21 +73,25 @@ class Result:
 
     @property
     def config(self) -> Config:
-        return stored(self.path / "config.yaml")[1]
+        """Its settings; a method of one's own is not looked at for them."""
+        return stated(self.path / "config.yaml")
 
     def model(self) -> torch.nn.Module:
         """The trained model, ready for inference."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        from fallow import models
+        from fallow import models, own
 
         o = self.config
         summary = self.summary
         weights = self.path / "model.safetensors"
         if not weights.is_file():
             raise UserError(f"{self.path} has no weights", "give the folder of the run itself; thinned results have none")
-        net = models.build(o.model, summary["classes"], summary["channels"], norm=o.norm, size=summary["size"])
+        name = origins.model_name(self.path, o)
+        if models.is_own(name):
+            own.check(name, "model", f"the run {self.path}", self.trust)
+        net = models.build(name, summary["classes"], summary["channels"], norm=o.norm, size=summary["size"])
         try:
             tensors = load_file(weights)
         except SafetensorError:
@@ -99,17 +106,19 @@ class Result:
         return net.eval()
 
 
-def executor_for(world: World) -> Executor:
+def executor_for(world: World, compared: dict[str, Any] | None = None) -> Executor:
     """Slots with captured steps on CUDA, threads on CPU; `capture=false` is the plain reference on either.
 
-    Where torchrun started several processes, rank 0 shares the work with the others.
+    Where torchrun started several processes, rank 0 shares the work with the others; they have what is `compared`.
     """
     captured, rank = world.device.type == "cuda" and world.options.capture, ranks.number()
     own: Executor = Slots(world) if captured else Eager(world)
     if rank or ranks.count() == 1:
         return own
     federation = {name: torch.tensor(array) for name, array in world.federation.arrays().items()}
-    return Ranks(world, own, {"options": world.options.model_dump(mode="json"), "federation": federation})
+    compared = compared or origins.for_ranks(world.options, world.source)
+    begin = {"options": world.options.model_dump(mode="json"), "federation": federation, "origin": compared}
+    return Ranks(world, own, begin)
 
 
 def _together(lead: Callable[[], Result], source: Source | None) -> Result:
@@ -131,9 +140,12 @@ def _together(lead: Callable[[], Result], source: Source | None) -> Result:
 
 def _built(begin: dict[str, Any], source: Source | None) -> tuple[World, Executor]:
     """The world of the run that rank 0 began."""
+    common = {k: v for k, v in begin["options"].items() if k in Config.model_fields}
+    origins.check_rank_code(configuration.validate(Config, common), begin["origin"])
     method = find(begin["options"]["method"])
     options = configuration.validate(method.Options, begin["options"])
     source = load_source(options, source)
+    origins.check_rank_data(source, begin["origin"])
     federation = Federation.of({name: tensor.numpy() for name, tensor in begin["federation"].items()})
     world = World(options, method(options, len(source.classes)), source, federation)
     return world, executor_for(world)
@@ -142,9 +154,12 @@ def _built(begin: dict[str, Any], source: Source | None) -> tuple[World, Executo
 class Run:
     """A run at work in its folder."""
 
-    def __init__(self, folder: RunFolder, method: type[Method], options: Config, source: Source, federation: Federation):
+    def __init__(
+        self, folder: RunFolder, method: type[Method], options: Config, source: Source, federation: Federation, origin: Origin | None = None
+    ):
         self.folder, self.options, self.source, self.federation = folder, options, source, federation
-        self.world = World(options, method(options, len(source.classes)), source, federation)
+        found = origins.located(options, Path(origin.started_in)) if origin else options
+        self.world = World(found, method(options, len(source.classes)), source, federation)
         self.layouts = self.world.layouts()
         keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.world.device)
         self.federated = Federated(self.world, executor_for(self.world), keep)
@@ -180,7 +195,7 @@ class Run:
                     watch("round", row)
             except BaseException as end:
                 interrupts.hold()
-                expected = isinstance(end, KeyboardInterrupt | RankLost)
+                expected = isinstance(end, KeyboardInterrupt | Stopped | RankLost)
                 with nullcontext() if expected else suppress(UserError, RuntimeError):  # the disk or memory may be what failed
                     if committed < self.done and whole and self.federated.whole:
                         self.commit()
@@ -253,7 +268,9 @@ def _save(federation: Federation, path: Path, source: Source) -> None:
         federation.save(path, source.train.labels.numpy(), source.classes)
 
 
-def prepare(recipe_name: str | None, given: dict[str, Any], source: Source | None = None, download: bool = False) -> tuple[type[Method], Config, Source, Federation]:
+def prepare(
+    recipe_name: str | None, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False
+) -> tuple[type[Method], Config, Source, Federation]:
     """Settings, data and federation of a run, complete, without running it."""
     given = dict(given)
     if isinstance(given.get("data"), Source):
@@ -262,7 +279,7 @@ def prepare(recipe_name: str | None, given: dict[str, Any], source: Source | Non
         given.setdefault("data", source.name)
     plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
     base = recipe(recipe_name or "default") if recipe_name or plain else {}
-    method, options = resolve(base, given)
+    method, options = resolve(base, given, trust)
     source = load_source(options, source, download)
     options = _completed(method, options, source)
     return method, options, source, make_federation(options, source)
@@ -291,59 +308,81 @@ def run(
     stop_after: int | None = None,
     download: bool = False,
     watch: Watcher | None = None,
+    trust: bool = False,
     **keys: Any,
 ) -> Result:
     """Trains a federation. Keys are those of the command line: `fallow.run(method="fixmatch", rounds=10)`.
 
     `data` may also be a `Source` (see `fallow.data.sources.from_dataset`). Gives a result with `.accuracy`,
-    `.metrics`, `.model()` and `.path`.
+    `.metrics`, `.model()` and `.path`. `trust=True` lets code run that a recipe names.
     """
     _check_stop(stop_after)
     source = keys["data"] if isinstance(keys.get("data"), Source) else None
-    return _together(lambda: _run(recipe, keys, Path(out), name, stop_after, download, watch), source)
+    return _together(lambda: _run(recipe, keys, Path(out), name, stop_after, download, watch, trust), source)
 
 
 def _run(
-    recipe: str | None, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool, watch: Watcher | None
-) -> Result:
-    method, options, source, federation = prepare(recipe, keys, download=download)
+    recipe: str | None, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
+    watch: Watcher | None, trust: bool,
+) -> Result:  # fmt: skip
+    method, options, source, federation = prepare(recipe, keys, download=download, trust=trust)
     check_trackers(options.track)
     plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{options.method}-{options.data}-seed{options.seed}")
     folder = RunFolder.new(out, name or plain.strip("-").lower()[-80:])
     with folder.locked():
         try:
+            origin = Origin.of(options, method, source)
+            origin.write(folder.path)
             disk.write(folder.config, configuration.dump(options))
             _save(federation, folder.federation, source)
             disk.write(folder.metrics, "")
-            at_work = Run(folder, method, options, source, federation)
+            at_work = Run(folder, method, options, source, federation, origin)
         except BaseException:
             folder.remove()  # nothing was run, so nothing stays behind
             raise
         return _tracked(at_work, stop_after, watch)
 
 
-def resume(path: str | Path, *, stop_after: int | None = None, source: Source | None = None, watch: Watcher | None = None) -> Result:
-    """Goes on with a run that was stopped, at whatever moment, to the same end as if it had not been."""
+def resume(
+    path: str | Path, *, stop_after: int | None = None, source: Source | None = None, watch: Watcher | None = None,
+    trust: bool = False, anyway: bool = False,
+) -> Result:  # fmt: skip
+    """Goes on with a run that was stopped, at whatever moment, to the same end as if it had not been.
+
+    `trust=True` lets code run that the folder names and that this user has never named himself. `anyway=True` goes on
+    with data, settings or own code that are not those the run was begun with.
+    """
     _check_stop(stop_after)
-    return _together(lambda: _resume(Path(path), stop_after, source, watch), source)
+    return _together(lambda: _resume(Path(path), stop_after, source, watch, trust, anyway), source)
 
 
-def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None) -> Result:
+def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None, trust: bool, anyway: bool) -> Result:
     folder = RunFolder.existing(_found(path))
-    method, options = stored(folder.config)
-    if folder.committed() >= options.rounds and folder.concluded() == "finished":
+    told = stated(folder.config)
+    if folder.committed() >= told.rounds and folder.concluded() == "finished":
         return Result(folder.path)
+    origin, differs = Origin.read(folder.path), []
+    found = origins.located(told, Path(origin.started_in)) if origin else told
+    if origin:
+        differs += origin.check_settings(told, UNHASHED, anyway)
+        differs += origin.check_code(found, folder.path, anyway)
+    method, options = stored(folder.config, trust)
     check_trackers(options.track)
     with folder.locked():
-        source = load_source(options, source)
+        source = load_source(found, source)
+        if origin:
+            differs += origin.check_data(source, anyway)
         if folder.federation.is_file():
             federation = Federation.load(folder.federation)
-            _check_data(federation, source)
+            if not differs:
+                _check_data(federation, source)
         else:
             federation = make_federation(options, source)
             _save(federation, folder.federation, source)
-        at_work = Run(folder, method, options, source, federation)
+        at_work = Run(folder, method, options, source, federation, origin)
         at_work.restore()
+        if origin:
+            origin.taken_anyway(at_work.done, differs, folder.path)
         return _tracked(at_work, stop_after, watch)
 
 
@@ -378,9 +417,9 @@ def _check_stop(stop_after: int | None) -> None:
         raise UserError(f"--stop-after {stop_after} is not a round", "rounds count from 1")
 
 
-def load_result(path: str | Path) -> Result:
-    """The result of a run folder."""
-    return Result(RunFolder.existing(_found(Path(path))).path)
+def load_result(path: str | Path, trust: bool = False) -> Result:
+    """The result of a run folder; `trust=True` lets a model run whose code this user has never named himself."""
+    return Result(RunFolder.existing(_found(Path(path))).path, trust)
 
 
 def _found(path: Path) -> Path:

@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # a scheduler's or the system's word, and a closed terminal's
+
+
+class Stopped(SystemExit):
+    """The process was told to end by a signal; it ends with the code that shells give that."""
+
+    def __init__(self, number: int):
+        super().__init__(128 + number)
 
 
 class Interrupts:
     """Inside, Ctrl-C raises KeyboardInterrupt as ever, but between `hold` and `release` only at the release.
 
-    Likewise SIGTERM raises `terminated`, if that is given: torchrun sends it when one of its processes has ended.
+    Likewise SIGTERM and SIGHUP raise Stopped, or `terminated` if that is given: torchrun sends SIGTERM when one of its
+    processes has ended. A signal that is ignored, as SIGHUP under nohup, stays so.
     """
 
     def __init__(self, terminated: BaseException | None = None) -> None:
         self._raises: dict[int, BaseException] = {signal.SIGINT: KeyboardInterrupt()}
-        if terminated is not None:
-            self._raises[signal.SIGTERM] = terminated
+        self._raises |= {number: terminated or Stopped(number) for number in ENDING}
         self._held, self._pending = False, 0
-        self._ours: list[int] = []
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
         for number in self._raises:
-            if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+            before = signal.getsignal(number)
+            if before in (signal.default_int_handler, signal.SIG_DFL) or getattr(before, "of_fallow", False):
                 try:
                     signal.signal(number, self._interrupted)
-                    self._ours.append(number)
+                    self._before[number] = before
                 except ValueError:  # not the main thread, which alone is interrupted
                     pass
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        for number in self._ours:
-            if number == signal.SIGINT:
-                signal.signal(number, signal.default_int_handler)
-            else:  # what is being told on the way out must not be cut off
-                signal.signal(number, signal.SIG_DFL if kind is None else signal.SIG_IGN)
+        for number, before in self._before.items():
+            told = kind is None or number == signal.SIGINT  # else what is being told on the way out must not be cut off
+            signal.signal(number, before if told else signal.SIG_IGN)
 
     def hold(self) -> None:
         self._held = True
@@ -50,3 +61,24 @@ class Interrupts:
         if not self._held:
             raise self._raises[number]
         self._pending = number
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """A command whose SIGTERM and SIGHUP unwind it as Ctrl-C does; torchrun's processes must die of them at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    stop.of_fallow = True  # type: ignore[attr-defined]
+    ours = [n for n in ENDING if "RANK" not in os.environ and signal.getsignal(n) is signal.SIG_DFL]
+    try:
+        for number in ours:
+            signal.signal(number, stop)
+    except ValueError:  # not the main thread
+        ours = []
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)

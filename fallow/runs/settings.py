@@ -15,18 +15,22 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
+from fallow import models, own
 from fallow.config import VERSION, Config, merge, read_yaml, shown, validate
 from fallow.errors import UserError, suggest
-from fallow.methods import REGISTERED, find
+from fallow.methods import REGISTERED, find, is_own
 from fallow.methods.base import Method
 from fallow.methods.combining import refused
+from fallow.runs.origin import located, own_code, started_in
 
 Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
 SEEDS = 10_000  # at most
-UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track"} | MEASURING
+UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
 
 
 def recipes() -> dict[str, Path]:
@@ -241,12 +245,15 @@ def without(keys: Mapping[str, Any], others: Mapping[str, Any]) -> Keys:
     return out
 
 
-def resolve(recipe_keys: Keys, given: Keys) -> tuple[type[Method], Config]:
+def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[Method], Config]:
     """The method and its settings. A recipe never sets a key that a reading of its method sets.
+
+    Code that is given is the user's word; code that the recipe names is run only if he `trust`s it.
 
     `readings` in a recipe (reading -> keys) adds to the method's, where a data set has its own.
     """
     recipe_keys, given = dict(recipe_keys), dict(given)
+    said = {given.get("method"), given.get("model")} - {None} if _plain(given) else set()
     if grid := Grid.of(recipe_keys):
         recipe_keys, given = grid.chosen(given)
     else:
@@ -254,6 +261,8 @@ def resolve(recipe_keys: Keys, given: Keys) -> tuple[type[Method], Config]:
     name = given.get("method", recipe_keys.get("method", Config.model_fields["method"].default))
     if not isinstance(name, str):
         raise UserError(f"method={shown(name)} is no name", "write for example method=fixmatch")
+    if is_own(name):
+        own.named(name, "method") if name in said else own.check(name, "method", "the recipe", trust)
     method = find(name)
     labels = given.get("labels", recipe_keys.get("labels", Config.model_fields["labels"].default))
     reading = given.get("reading", recipe_keys.get("reading", "recommended"))
@@ -265,6 +274,9 @@ def resolve(recipe_keys: Keys, given: Keys) -> tuple[type[Method], Config]:
     if options.labels not in method.scenarios:
         able = ", ".join(sorted(method.scenarios))
         raise UserError(f"method {name} is not defined for labels={options.labels}", f"it works with labels={able}")
+    if models.is_own(options.model):
+        from_recipe = options.model not in said and options.model in (recipe_keys.get("model"), read.get("model"), *_said(more))
+        own.check(options.model, "model", "the recipe", trust) if from_recipe else own.named(options.model, "model")
     if why := refused(method, options):
         cause, _, remedy = why.partition("; ")
         raise UserError(cause, remedy or "change one of these settings")
@@ -285,8 +297,41 @@ def _with_counts(given: Keys, recipe_keys: Keys) -> Keys:
     return given
 
 
-def stored(path: Path) -> tuple[type[Method], Config]:
-    """The settings of a run folder."""
+def _plain(given: Keys) -> bool:
+    return all(isinstance(given.get(k), str | None) for k in ("method", "model"))
+
+
+def _said(readings: Any) -> list[Any]:
+    """The models that a recipe's readings name."""
+    return [v.get("model") for v in readings.values() if isinstance(v, Mapping)] if isinstance(readings, Mapping) else []
+
+
+class Stated(Config):
+    """Settings of a method whose code is not looked at: its own keys are there as they were written."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=(), validate_default=False)
+
+
+def stated(path: Path) -> Config:
+    """The settings of a run folder, without running code that it names."""
+    keys = _stored_keys(path)
+    if not is_own(str(keys.get("method"))):
+        return validate(find(str(keys.get("method"))).Options, keys)
+    common = validate(Config, {k: v for k, v in keys.items() if k in Config.model_fields})
+    return Stated.model_construct(**{k: getattr(common, k) for k in Config.model_fields}, **{k: v for k, v in keys.items() if k not in Config.model_fields})
+
+
+def stored(path: Path, trust: bool = False) -> tuple[type[Method], Config]:
+    """The method and settings of a run folder; code that it names is run only if it is the user's, or he trusts it."""
+    keys, o = _stored_keys(path), stated(path)
+    start = started_in(path.parent)
+    for what, name in own_code(located(o, start) if start else o).items():
+        own.check(name, what, f"the run {path.parent}", trust)
+    method = find((located(o, start) if start else o).method)
+    return method, validate(method.Options, keys)
+
+
+def _stored_keys(path: Path) -> Keys:
     keys = read_yaml(path)
     version = keys.pop("version", None)
     if version != VERSION:
@@ -294,8 +339,7 @@ def stored(path: Path) -> tuple[type[Method], Config]:
             f"{path} was written by another version of Fallow (config version {version}, this one reads {VERSION})",
             "continue the run with the version that began it, or start it again",
         )
-    method = find(str(keys.get("method")))
-    return method, validate(method.Options, keys)
+    return keys
 
 
 def config_hash(options: Config) -> str:
