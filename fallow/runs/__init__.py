@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -49,7 +48,7 @@ class Result:
     @property
     def summary(self) -> dict[str, Any]:
         try:
-            return json.loads((self.path / "summary.json").read_text())
+            return RunFolder(self.path).read_summary()
         except FileNotFoundError:
             raise UserError(
                 f"the run {self.path} has not ended", f"wait for it, or continue it with `fallow resume {self.path}` if it was cut"
@@ -70,12 +69,13 @@ class Result:
 
     @property
     def config(self) -> Config:
+        RunFolder(self.path).check_settings()
         return stored(self.path / "config.yaml")[1]
 
     def model(self) -> torch.nn.Module:
         """The trained model, ready for inference."""
         from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors.torch import load as load_tensors
 
         from fallow import models
 
@@ -86,7 +86,7 @@ class Result:
             raise UserError(f"{self.path} has no weights", "give the folder of the run itself; thinned results have none")
         net = models.build(o.model, summary["classes"], summary["channels"], norm=o.norm, size=summary["size"])
         try:
-            tensors = load_file(weights)
+            tensors = load_tensors(RunFolder(self.path).verified(weights.name, needs_manifest=True))
         except SafetensorError:
             raise UserError(f"{weights} is damaged", "restore the file, or run it again") from None
         for norm in (m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)):
@@ -150,10 +150,10 @@ class Run:
         self.done = 0
 
     def restore(self) -> None:
-        if self.folder.committed():
-            self.done, self.federated.server.entries, index = self.folder.restore(self.layouts, self.world.device)
-            self.federated.keep.restore(index)
-        self.folder.cut(self.done)
+        found = self.folder.restore(self.layouts, self.world.device)
+        if found is not None:
+            self.done, self.federated.server.entries = found.round, found.entries
+            self.federated.keep.restore(found.keep, found.records, self.folder.needed())
 
     def go(self, stop_after: int | None = None, watch: Watcher | None = None) -> Result:
         """Rounds until the end, or until `stop_after` (from 1); commits as it goes."""
@@ -193,8 +193,10 @@ class Run:
         return Result(self.folder.path)
 
     def commit(self) -> None:
-        self.folder.commit(self.done, self.federated.server.entries, self.federated.keep.commit(), self.layouts)
-        self.federated.keep.clean()
+        keep = self.federated.keep
+        index = keep.commit()
+        self.folder.commit(self.done, self.federated.server.entries, index, self.layouts, keep.digests())
+        keep.clean(*self.folder.needed())
 
     def _conclude(self, status: str) -> dict[str, Any]:
         rows, o = self.folder.rows(), self.options
@@ -228,6 +230,7 @@ class Run:
         if self.done:
             self.folder.write_model(self.federated.model())
         self.folder.write_summary(summary)
+        self.folder.write_manifest()
         return summary
 
 
@@ -314,6 +317,7 @@ def _run(
             disk.write(folder.config, configuration.dump(options))
             _save(federation, folder.federation, source)
             disk.write(folder.metrics, "")
+            folder.begin()
             at_work = Run(folder, method, options, source, federation)
         except BaseException:
             folder.remove()  # nothing was run, so nothing stays behind
@@ -330,10 +334,11 @@ def resume(path: str | Path, *, stop_after: int | None = None, source: Source | 
 def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None) -> Result:
     folder = RunFolder.existing(_found(path))
     method, options = stored(folder.config)
-    if folder.committed() >= options.rounds and folder.concluded() == "finished":
+    if folder.finished(options.rounds):
         return Result(folder.path)
     check_trackers(options.track)
     with folder.locked():
+        noted = folder.check_begun()
         source = load_source(options, source)
         if folder.federation.is_file():
             federation = Federation.load(folder.federation)
@@ -341,6 +346,7 @@ def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Wa
         else:
             federation = make_federation(options, source)
             _save(federation, folder.federation, source)
+            folder.check_fixed(noted, made=True)
         at_work = Run(folder, method, options, source, federation)
         at_work.restore()
         return _tracked(at_work, stop_after, watch)
