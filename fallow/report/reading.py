@@ -69,8 +69,8 @@ class Run:
         if not all(isinstance(r, dict) and isinstance(r.get("round"), int) for r in rows):
             raise UserError(f"{folder.metrics} has a line that is no round", "restore the file, or start the run again")
         try:
-            summary = json.loads(folder.summary.read_text())
-        except (OSError, ValueError):
+            summary = json.loads(folder.verified(folder.summary.name)) if folder.summary.is_file() else {}
+        except (ValueError, RecursionError):
             summary = {}
         return Run(path, config, rows, summary if isinstance(summary, dict) else {})
 

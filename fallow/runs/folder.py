@@ -27,10 +27,11 @@ from fallow.runs.settings import settings_sha256
 Row = dict[str, Any]
 FIXED = ("federation.npz",)  # patterns of files that are written before round 1 and never again
 SERVER = "server.safetensors"
+# what a summary must have to be read
 SUMMARY: dict[str, Any] = {
     "status": str, "last": int | float | None, "best": int | float | None, "best_round": int | None, "rounds": int,
     "seconds": int | float, "seconds_per_round": int | float, "seed": int, "method": str, "data": str, "classes": int,
-    "channels": int, "size": int, "class_names": list, "fingerprint": str, "config_hash": str, "versions": dict,
+    "channels": int, "size": int, "fingerprint": str, "config_hash": str, "versions": dict,
 }  # fmt: skip
 
 
@@ -353,7 +354,7 @@ class RunFolder:
             summary = json.loads(self.verified(self.summary.name))
         except (UserError, ValueError, RecursionError) as e:
             raise ValueError(str(e)) from None
-        if not isinstance(summary, dict) or not all(isinstance(summary.get(name), kind) for name, kind in SUMMARY.items()):
+        if not isinstance(summary, dict) or not all(n in summary and isinstance(summary[n], kind) for n, kind in SUMMARY.items()):
             raise ValueError("incomplete")
         return summary
 

@@ -40,6 +40,14 @@ def unsealed(path: Path) -> Manifest:
     return json.loads(b"{" + data[start:])
 
 
+def seal(folder: Path, files: Mapping[str, bytes | str]) -> None:
+    """A manifest of an export, by which it can be read in the run's place."""
+    digests = {name: sha256(data.encode() if isinstance(data, str) else data) for name, data in files.items()}
+    body = {"export": True, "config": settings_sha256(folder / "config.yaml"), "files": digests}
+    disk.write(folder / NAME, sealed(body))
+    disk.sync(folder)
+
+
 def damaged(path: Path, remedy: str = RESTORE) -> UserError:
     return UserError(f"{path} is damaged", remedy)
 
