@@ -6,6 +6,7 @@ import errno
 import fcntl
 import itertools
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,21 +21,42 @@ REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, 
 OTHER_FOLDER = "choose another folder with --out"
 
 
+class Taken(UserError, FileExistsError):
+    """Something is there already."""
+
+
 @contextmanager
 def told(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[None]:
-    """Turns the disk's refusals into a sentence."""
+    """Turns the disk's refusals into a sentence; who can say more of what is there already catches FileExistsError."""
     try:
         yield
+    except FileExistsError:
+        raise Taken(f"{path} cannot be written (something else is there)", remedy) from None
     except OSError as e:
+        again = "then continue with `fallow resume`; all committed rounds are kept" if remedy == OTHER_FOLDER else "then give the command again"
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            resume = "then continue with `fallow resume`; all committed rounds are kept"
-            again = resume if remedy == OTHER_FOLDER else "then give the command again"
             raise UserError(f"the disk is full (writing {path})", f"free some space, {again}") from None
-        if e.errno in REFUSED:
-            missing = remedy.partition("make its folder first, or ")[2]  # no remedy for a folder that is there
-            what = missing if missing and e.errno in DENIED else remedy
-            raise UserError(f"{path} cannot be written ({e.strerror})", what) from None
-        raise
+        cause = f"{path} cannot be written ({_reason(e)})"
+        if e.errno not in REFUSED:
+            raise UserError(cause, f"check the disk, or the network that it is on, {again}") from None
+        missing = remedy.partition("make its folder first, or ")[2]  # no remedy for a folder that is there
+        raise UserError(cause, missing if missing and e.errno in DENIED else remedy) from None
+
+
+def read(path: Path, remedy: str = "restore it from a copy") -> bytes:
+    """A file's bytes, or a sentence; a pipe or a device that took its place is not waited for."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError(f"{path} is not a file", remedy)
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path} is missing", remedy) from None
+    except OSError as e:
+        raise UserError(f"{path} cannot be read ({_reason(e)})", remedy) from None
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
 
 
 def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
@@ -114,10 +136,11 @@ def only_one(path: Path, wait: bool = False) -> Iterator[bool]:
                 return
 
 
-def sync(folder: Path) -> None:
-    """Makes renames inside a folder last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def sync(path: Path) -> None:
+    """Makes what was written to a file last, or renames inside a folder."""
+    with told(path):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -87,8 +87,8 @@ def test_killed_ten_times(tmp_path: Path, keys: dict[str, Any]) -> None:
     assert process.returncode == 0 and not err, err
     assert kills >= 5 and in_training >= 3  # they did hit
     same(run, through.path)
-    assert sorted(p.name for p in (run / "checkpoint").iterdir()) == ["60"]
-    assert len(list((run / "keep").iterdir())) == 4
+    assert sorted(p.name for p in (run / "checkpoint").iterdir()) == ["59", "60"]
+    assert 4 <= len(list((run / "keep").iterdir())) <= 6  # of each client, and what round 60 took the place of
 
 
 def test_interrupted(tmp_path: Path, keys: dict[str, Any]) -> None:

@@ -20,6 +20,8 @@ from fallow.data.skews import skew
 from fallow.errors import UserError
 from fallow.limits import check_room
 
+UNREADABLE = (OSError, AttributeError, *BROKEN)
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Holding:
@@ -122,7 +124,7 @@ class Federation:
                 return Federation.of(file)
         except FileNotFoundError:
             raise UserError(f"there is no federation file {path}", "check the path, or make it first") from None
-        except (OSError, *BROKEN):
+        except UNREADABLE:
             raise damaged from None
 
 
@@ -152,12 +154,19 @@ class Held(NamedTuple):
     def load(path: Path | str) -> tuple[Held, str]:
         """What `Federation.save` wrote, and its fingerprint; of a file without labels the sizes, as one class `samples`."""
         federation = Federation.load(path)
-        with np.load(path, allow_pickle=False) as file:
-            if "held" not in file:
-                check_room(8 * _end(federation), f"counting the samples of {path}")
-                return Held.of(federation, np.zeros(_end(federation), np.int64), ["samples"]), federation.fingerprint
-            classes = tuple(json.loads(file["classes"].tobytes()))
-            return Held(federation.names, classes, file["held_server"], *file["held"]), federation.fingerprint
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                if "held" not in file:
+                    check_room(8 * _end(federation), f"counting the samples of {path}")
+                    return Held.of(federation, np.zeros(_end(federation), np.int64), ["samples"]), federation.fingerprint
+                classes = tuple(json.loads(file["classes"].tobytes()))
+                labelled, unlabelled = file["held"]
+                held = Held(federation.names, classes, file["held_server"], labelled, unlabelled)
+            if not labelled.shape == unlabelled.shape == (len(federation.clients), len(classes)) or held.server.shape != (len(classes),):
+                raise ValueError("held")
+        except UNREADABLE:
+            raise UserError(f"the federation file {path} is damaged", "restore it, or delete it and make it again") from None
+        return held, federation.fingerprint
 
 
 def _end(federation: Federation) -> int:

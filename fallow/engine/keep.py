@@ -1,19 +1,22 @@
 """What clients keep between their rounds: records in memory up to a budget, beyond that in files.
 
 A record's file carries the round that wrote it, so new versions stand beside old ones until a checkpoint commits the
-index; what the index does not name is never read and is removed. Clients that never took part cost nothing.
+index; what neither it nor the checkpoint before it names is never read and is removed. A record is read with the checksum
+it was written with. Clients that never took part cost nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from fallow import disk
 from fallow.engine.pack import pack, size, unpack
@@ -27,6 +30,7 @@ class Keep:
     def __init__(self, folder: Path, budget: float, layouts: dict[str, Layout], device: torch.device):
         self.folder, self.budget, self.layouts, self.device = folder, budget, layouts, device
         self.version: dict[int, int] = {}  # client -> round that wrote its record
+        self.records: dict[str, str] = {}  # SHA-256 of the files, by name; older versions among them until `clean`
         self._memory: OrderedDict[int, Record] = OrderedDict()
         self._bytes = 0
         self._unsaved: set[int] = set()
@@ -59,20 +63,25 @@ class Keep:
             disk.sync(self.folder)
         return {str(c): v for c, v in sorted(self.version.items())}
 
-    def clean(self) -> None:
-        """Removes files that the committed index does not name."""
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of every file that the index names."""
+        return {name: self.records[name] for c in sorted(self.version) if (name := self._path(c).name) in self.records}
+
+    def clean(self, *older: str) -> None:
+        """Removes files that neither the committed index names nor an older checkpoint needs."""
         named = {self._path(c).name for c in self.version}
+        self.records = {name: digest for name, digest in self.records.items() if name in named}
         if self.folder.is_dir():
             for path in self.folder.iterdir():
-                if path.name not in named:
+                if path.name not in named and path.name not in older:
                     path.unlink(missing_ok=True)
 
-    def restore(self, index: dict[str, int]) -> None:
-        self.version = {int(c): v for c, v in index.items()}
+    def restore(self, index: dict[str, int], records: Mapping[str, str] | None = None, older: Iterable[str] = ()) -> None:
+        self.version, self.records = {int(c): v for c, v in index.items()}, dict(records or {})
         self._memory.clear()
         self._unsaved.clear()
         self._bytes = 0
-        self.clean()
+        self.clean(*older)
 
     def _path(self, client: int) -> Path:
         return self.folder / f"{client}-{self.version[client]}.safetensors"
@@ -93,17 +102,18 @@ class Keep:
         with disk.told(path):
             self.folder.mkdir(parents=True, exist_ok=True)
         shape, tensors = pack(self._memory[client], self.layouts)
-        disk.write(path, save({k: t.cpu().contiguous() for k, t in tensors.items()}, {"shape": json.dumps(shape)}))
+        data = save({k: t.cpu().contiguous() for k, t in tensors.items()}, {"shape": json.dumps(shape)})
+        disk.write(path, data)
+        self.records[path.name] = hashlib.sha256(data).hexdigest()
         self._unsaved.discard(client)
 
     def _load(self, client: int) -> Record:
-        path = self._path(client)
+        path, remedy = self._path(client), "restore the file, or start the run again"
         try:
-            with safe_open(path, "pt") as f:
-                shape = json.loads(f.metadata()["shape"])
-                return unpack(shape, {k: f.get_tensor(k) for k in f.keys()}, self.layouts, self.device)  # noqa: SIM118
+            data = path.read_bytes()
+            if path.name in self.records and hashlib.sha256(data).hexdigest() != self.records[path.name]:
+                raise UserError(f"what client {client} keeps is damaged ({path})", remedy)
+            header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+            return unpack(json.loads(header["__metadata__"]["shape"]), load(data), self.layouts, self.device)
         except (OSError, SafetensorError, KeyError, ValueError) as e:
-            raise UserError(
-                f"what client {client} keeps cannot be read from {path} ({type(e).__name__})",
-                "restore the file, or start the run again",
-            ) from None
+            raise UserError(f"what client {client} keeps cannot be read from {path} ({type(e).__name__})", remedy) from None

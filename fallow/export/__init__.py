@@ -12,6 +12,8 @@ from fallow.export import formats
 from fallow.export.card import card
 from fallow.export.inputs import FromPixels, Inputs, by_batch
 from fallow.runs import Result, load_result
+from fallow.runs.folder import RunFolder
+from fallow.runs.manifest import seal
 
 FORMATS = ("safetensors", "torch-export", "onnx")
 FILES = {"safetensors": "model.safetensors", "torch-export": "model.pt2", "onnx": "model.onnx"}
@@ -38,16 +40,18 @@ def export(run: str | Path, out: str | Path | None = None, format: str = "all", 
         raise UserError(f"{target} is the run itself", "choose another folder with -o")
     targets.folder(target, "export", ("README.md", "config.yaml", "summary.json", *FILES.values()), force)
     graphs, left_out = _graphs(result, format)
-    weights = (result.path / "model.safetensors").read_bytes()
+    folder = RunFolder(result.path)
+    weights, summary = folder.verified("model.safetensors"), folder.verified("summary.json")
     settings = re.sub(r"(?m)^data_dir: .*$", "data_dir: null", (result.path / "config.yaml").read_text())
     names = ["model.safetensors", *(FILES[g] for g in graphs)]
     with disk.told(target, "choose another folder with -o"):
         target.mkdir(parents=True, exist_ok=True)
     contents: dict[str, bytes | str] = {"README.md": card(result, names)}  # first: by it the folder is known as an export
-    contents |= {"model.safetensors": weights, "config.yaml": settings, "summary.json": (result.path / "summary.json").read_text()}
+    contents |= {"model.safetensors": weights, "config.yaml": settings, "summary.json": summary}
     contents |= {FILES[name]: data for name, data in graphs.items()}
     for name, data in contents.items():
         disk.write(target / name, data)
+    seal(target, contents)
     return Exported(target, list(contents), left_out)
 
 

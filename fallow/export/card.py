@@ -13,6 +13,7 @@ from fallow.engine.world import NORM_MEANS
 from fallow.export.inputs import Inputs, by_batch
 from fallow.methods import find, is_own
 from fallow.runs import Result
+from fallow.runs.folder import RunFolder
 from fallow.runs.origin import Origin
 
 GRAPHS = {"model.pt2": "torch.export", "model.onnx": "ONNX"}
@@ -160,6 +161,7 @@ def _held(result: Result) -> str:
     path = result.path / "federation.npz"
     if not path.is_file():
         return f"{result.summary['classes']} classes"
+    RunFolder(result.path).verified(path.name)
     f = Federation.load(path)
     labelled = sum(len(c.labelled) for c in f.clients) + len(f.server.labelled)
     unlabelled = sum(len(c.unlabelled) for c in f.clients)

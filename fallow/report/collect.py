@@ -9,7 +9,7 @@ from typing import Any
 
 from fallow import disk, targets
 from fallow.errors import UserError
-from fallow.runs.folder import RunFolder
+from fallow.runs.folder import RunFolder, written
 
 ROWS = 200  # of metrics that are kept at most
 
@@ -24,15 +24,18 @@ def thin(run_folder: str | Path, target: str | Path) -> Path:
     target = targets.thinned(Path(target), folder.path)
     if not folder.summary.is_file():
         raise UserError(f"the run {folder.path} has not ended", f"finish it with `fallow resume {folder.path}`")
-    summary = folder.summary.read_text()
-    best = json.loads(summary).get("best_round")
+    try:
+        summary = folder.verified(folder.summary.name)
+        best = dict(json.loads(summary)).get("best_round")
+    except (ValueError, TypeError):
+        raise UserError(f"the summary of the run {folder.path} is damaged", f"write it anew with `fallow resume {folder.path}`") from None
     rows = folder.rows()
     if len(rows) > ROWS:
         rows = _kept(rows, best)
     with disk.told(target):
         target.mkdir(parents=True, exist_ok=True)
     disk.write(target / "config.yaml", re.sub(r"(?m)^data_dir: .*$", "data_dir: null", folder.config.read_text()))
-    disk.write(target / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+    disk.write(target / "metrics.jsonl", "".join(written(r) for r in rows))
     disk.write(target / "summary.json", summary)
     return target
 

@@ -279,7 +279,7 @@ def _summary(path: Path) -> dict[str, Any] | None:
         found = json.loads((path / "summary.json").read_text())
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return found if isinstance(found, dict) and {"status", "last", "best"} <= set(found) else None
 
 
 def _percent(summary: dict[str, Any]) -> str:

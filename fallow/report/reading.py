@@ -16,7 +16,7 @@ from fallow.config import merge, read_yaml
 from fallow.data.holdings import Held, measured
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
-from fallow.paths import open_plain, user_path
+from fallow.paths import user_path
 from fallow.report.cells import BESIDE, Place, places
 from fallow.runs.folder import Row, RunFolder
 from fallow.runs.settings import UNHASHED, Keys
@@ -73,9 +73,8 @@ class Run:
         if not all(isinstance(r, dict) and isinstance(r.get("round"), int) for r in rows):
             raise UserError(f"{folder.metrics} has a line that is no round", "restore the file, or start the run again")
         try:
-            with open_plain(folder.summary) as f:
-                summary = json.loads(f.read())
-        except (OSError, ValueError, RecursionError):
+            summary = json.loads(folder.verified(folder.summary.name)) if folder.summary.is_file() else {}
+        except (ValueError, RecursionError):
             summary = {}
         return Run(path, config, rows, summary if isinstance(summary, dict) else {})
 

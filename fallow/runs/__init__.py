@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -34,8 +33,9 @@ from fallow.methods.base import Method
 from fallow.runs import origin as origins
 from fallow.runs.folder import Row, RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
+from fallow.runs.manifest import RESTORE
 from fallow.runs.origin import Origin
-from fallow.runs.settings import UNHASHED, config_hash, recipe, resolve, stated, stored
+from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 
@@ -52,7 +52,7 @@ class Result:
     @property
     def summary(self) -> dict[str, Any]:
         try:
-            return json.loads((self.path / "summary.json").read_text())
+            return RunFolder(self.path).read_summary()
         except FileNotFoundError:
             raise UserError(
                 f"the run {self.path} has not ended", f"wait for it, or continue it with `fallow resume {self.path}` if it was cut"
@@ -74,12 +74,13 @@ class Result:
     @property
     def config(self) -> Config:
         """Its settings; a method of one's own is not looked at for them."""
+        RunFolder(self.path).check_settings()
         return stated(self.path / "config.yaml")
 
     def model(self) -> torch.nn.Module:
         """The trained model, ready for inference."""
         from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors.torch import load as load_tensors
 
         from fallow import models, own
 
@@ -93,7 +94,7 @@ class Result:
             own.check(name, "model", f"the run {self.path}", self.trust)
         net = models.build(name, summary["classes"], summary["channels"], norm=o.norm, size=summary["size"])
         try:
-            tensors = load_file(weights)
+            tensors = load_tensors(RunFolder(self.path).verified(weights.name, needs_manifest=True))
         except SafetensorError:
             raise UserError(f"{weights} is damaged", "restore the file, or run it again") from None
         for norm in (m for m in net.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)):
@@ -166,10 +167,10 @@ class Run:
         self.done = 0
 
     def restore(self) -> None:
-        if self.folder.committed():
-            self.done, self.federated.server.entries, index = self.folder.restore(self.layouts, self.world.device)
-            self.federated.keep.restore(index)
-        self.folder.cut(self.done)
+        found = self.folder.restore(self.layouts, self.world.device)
+        if found is not None:
+            self.done, self.federated.server.entries = found.round, found.entries
+            self.federated.keep.restore(found.keep, found.records, self.folder.needed())
 
     def go(self, stop_after: int | None = None, watch: Watcher | None = None) -> Result:
         """Rounds until the end, or until `stop_after` (from 1); commits as it goes."""
@@ -209,8 +210,10 @@ class Run:
         return Result(self.folder.path)
 
     def commit(self) -> None:
-        self.folder.commit(self.done, self.federated.server.entries, self.federated.keep.commit(), self.layouts)
-        self.federated.keep.clean()
+        keep = self.federated.keep
+        index = keep.commit()
+        self.folder.commit(self.done, self.federated.server.entries, index, self.layouts, keep.digests())
+        keep.clean(*self.folder.needed())
 
     def _conclude(self, status: str) -> dict[str, Any]:
         rows, o = self.folder.rows(), self.options
@@ -244,6 +247,7 @@ class Run:
         if self.done:
             self.folder.write_model(self.federated.model())
         self.folder.write_summary(summary)
+        self.folder.write_manifest()
         return summary
 
 
@@ -336,6 +340,7 @@ def _run(
             disk.write(folder.config, configuration.dump(options))
             _save(federation, folder.federation, source)
             disk.write(folder.metrics, "")
+            folder.begin()
             at_work = Run(folder, method, options, source, federation, origin)
         except BaseException:
             folder.remove()  # nothing was run, so nothing stays behind
@@ -350,7 +355,7 @@ def resume(
     """Goes on with a run that was stopped, at whatever moment, to the same end as if it had not been.
 
     `trust=True` lets code run that the folder names and that this user has never named himself. `anyway=True` goes on
-    with data, settings or own code that are not those the run was begun with.
+    with data or own code that are not those the run was begun with.
     """
     _check_stop(stop_after)
     return _together(lambda: _resume(Path(path), stop_after, source, watch, trust, anyway), source)
@@ -359,16 +364,17 @@ def resume(
 def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None, trust: bool, anyway: bool) -> Result:
     folder = RunFolder.existing(_found(path))
     told = stated(folder.config)
-    if folder.committed() >= told.rounds and folder.concluded() == "finished":
+    if folder.finished(told.rounds):
         return Result(folder.path)
-    origin, differs = Origin.read(folder.path), []
+    origin, differs = _origin(folder), []
     found = origins.located(told, Path(origin.started_in)) if origin else told
     if origin:
-        differs += origin.check_settings(told, UNHASHED, anyway)
+        origin.check_settings(told, EDITABLE)
         differs += origin.check_code(found, folder.path, anyway)
     method, options = stored(folder.config, trust)
     check_trackers(options.track)
     with folder.locked():
+        noted = folder.check_begun()
         source = load_source(found, source)
         if origin:
             differs += origin.check_data(source, anyway)
@@ -379,11 +385,20 @@ def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Wa
         else:
             federation = make_federation(options, source)
             _save(federation, folder.federation, source)
+            folder.check_fixed(noted, made=True)
         at_work = Run(folder, method, options, source, federation, origin)
         at_work.restore()
         if origin:
             origin.taken_anyway(at_work.done, differs, folder.path)
         return _tracked(at_work, stop_after, watch)
+
+
+def _origin(folder: RunFolder) -> Origin | None:
+    """What the run was made from; only a run of an older version has no word of it."""
+    origin = Origin.read(folder.path)
+    if origin is None and folder.manifest.exists():
+        raise UserError(f"{folder.path / 'origin.json'} is missing", RESTORE)
+    return origin
 
 
 def _tracked(at_work: Run, stop_after: int | None, watch: Watcher | None) -> Result:

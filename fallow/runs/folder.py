@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load, save
@@ -18,13 +20,39 @@ from fallow import disk
 from fallow.engine.pack import pack, unpack
 from fallow.errors import UserError
 from fallow.methods.state import Layout, State
+from fallow.runs import manifest
+from fallow.runs.manifest import RESTORE, Manifest
+from fallow.runs.settings import settings_sha256
 
 Row = dict[str, Any]
+FIXED = ("federation.npz",)  # patterns of files that are written before round 1 and never again
+SERVER = "server.safetensors"
+# what a summary must have to be read
+SUMMARY: dict[str, Any] = {
+    "status": str, "last": int | float | None, "best": int | float | None, "best_round": int | None, "rounds": int,
+    "seconds": int | float, "seconds_per_round": int | float, "seed": int, "method": str, "data": str, "classes": int,
+    "channels": int, "size": int, "fingerprint": str, "config_hash": str, "versions": dict,
+}  # fmt: skip
+
+
+class Restored(NamedTuple):
+    """What a checkpoint holds."""
+
+    round: int
+    entries: dict[str, Any]
+    keep: dict[str, int]  # client -> round of its record
+    records: dict[str, str]  # SHA-256 of the records' files
 
 
 class RunFolder:
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self.manifest = path, path / manifest.NAME
+        self._digest, self._bytes = hashlib.sha256(), 0  # of metrics.jsonl as this process wrote it
+        self._noted: Manifest | None = None  # what the manifest says of settings and files that stay as they are
+        self._results: dict[str, str] = {}
+        self._records: dict[int, set[str]] = {}  # names of the records that each of the last checkpoints needs
+        self._covered: Manifest | None = None  # of the metrics, at the last commit
+        self._chosen: Manifest | None = None  # the index of the checkpoint to go on from
         self.config, self.federation = path / "config.yaml", path / "federation.npz"
         self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoint"
         self.model, self.summary, self.kept = path / "model.safetensors", path / "summary.json", path / "keep"
@@ -71,52 +99,130 @@ class RunFolder:
 
     # -- metrics -------------------------------------------------------------------------------------------------------
     def rows(self) -> list[Row]:
-        try:
-            text = self.metrics.read_text()
-        except FileNotFoundError:
+        if not self.metrics.exists():
             return []
-        except UnicodeDecodeError:
-            raise UserError(f"{self.metrics} is damaged", "restore the file, or start the run again") from None
-        rows = []
-        for number, line in enumerate(text.splitlines(), 1):
+        data = disk.read(self.metrics, "restore the file, or start the run again")
+        noted = self.noted()
+        if noted is not None:
+            self._check_metrics(noted, data)
+        return [row for _, row in self._lines(data)]
+
+    def _lines(self, data: bytes) -> Iterator[tuple[bytes, Row]]:
+        lines = data.splitlines(keepends=True)
+        for number, line in enumerate(lines, 1):
             try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                if number == text.count("\n") + 1:  # a line cut off by a kill
-                    break
+                yield line, json.loads(line)
+            except (ValueError, RecursionError):
+                if number == len(lines) and not line.endswith(b"\n"):  # a line cut off by a kill
+                    return
                 raise UserError(f"line {number} of {self.metrics} is damaged", "restore the file, or start the run again") from None
-        return rows
 
     def append(self, row: Row) -> None:
-        with disk.told(self.metrics), open(self.metrics, "a") as f:
-            f.write(json.dumps(row) + "\n")
+        line = written(row).encode()
+        with disk.told(self.metrics), open(self.metrics, "ab") as f:
+            f.write(line)
+        self._digest.update(line)
+        self._bytes += len(line)
 
     def cut(self, rounds: int) -> None:
         """Leaves the rows of the first `rounds` rounds."""
-        kept = [r for r in self.rows() if r["round"] <= rounds]
-        disk.write(self.metrics, "".join(json.dumps(r) + "\n" for r in kept))
+        data = disk.read(self.metrics) if self.metrics.exists() else b""
+        self._leave(b"".join(line for line, row in self._lines(data) if row["round"] <= rounds) if rounds else b"")
+
+    def _leave(self, metrics: bytes) -> None:
+        """Makes these the metrics."""
+        if not self.metrics.exists() or disk.read(self.metrics) != metrics:
+            disk.write(self.metrics, metrics)
+        self._digest, self._bytes = hashlib.sha256(metrics), len(metrics)
+
+    def _check_metrics(self, noted: Manifest, data: bytes) -> None:
+        """The first rows must be those of which the checksum is known; those behind them are news."""
+        covered = noted.get("metrics")
+        if covered and (len(data) < covered["bytes"] or manifest.sha256(data[: covered["bytes"]]) != covered["sha256"]):
+            raise manifest.damaged(self.metrics)
+
+    # -- checksums -------------------------------------------------------------------------------------------------------
+    def noted(self) -> Manifest | None:
+        """The run's manifest; thinned results and runs of older versions have none."""
+        if not self.manifest.exists():
+            return None
+        return manifest.unsealed(self.manifest)
+
+    def begin(self) -> None:
+        """Notes settings and federation, before the first round."""
+        self.write_manifest()
+        disk.sync(self.path.parent)
+
+    def write_manifest(self) -> None:
+        """Notes what lies in the folder, after it was written, so that all of it lasts."""
+        noted = self._unchanging() | {"metrics": self._covered or {"bytes": 0, "sha256": manifest.sha256(b"")}}
+        disk.write(self.manifest, manifest.sealed(noted | {"files": noted["files"] | self._results}))
+        disk.sync(self.path)
+
+    def _unchanging(self) -> Manifest:
+        """What a manifest says of settings and files that no round changes; read once."""
+        if self._noted is None:
+            paths = sorted(p for pattern in FIXED for p in self.path.glob(pattern) if p.is_file())
+            files = {str(p.relative_to(self.path)): manifest.sha256(disk.read(p)) for p in paths}
+            self._noted = {"config": settings_sha256(self.config) if self.config.is_file() else None, "files": files}
+        return self._noted
+
+    def verified(self, name: str, needs_manifest: bool = False) -> bytes:
+        """The bytes of a file as the manifest has them; of a folder without one as they are, unless it needs one."""
+        remedy = f"restore it from a copy, or write it anew with `fallow resume {self.path}`"
+        try:
+            noted = self.noted()
+        except UserError as e:
+            raise UserError(e.cause, remedy) from None
+        if noted is None:
+            if needs_manifest:
+                cause = f"{self.path} has no {manifest.NAME}, so nobody can tell whether {name} is whole (older versions wrote none)"
+                raise UserError(cause, f"write it with `fallow resume {self.path}`, or run or export it again")
+            return disk.read(self.path / name)
+        if noted.get("export"):
+            remedy = "restore it from a copy, or export the run again"
+        data = disk.read(self.path / name, remedy)
+        if name in noted["files"] and manifest.sha256(data) == noted["files"][name]:
+            return data
+        raise manifest.damaged(self.path / name, remedy)
+
+    def check_settings(self) -> None:
+        """config.yaml must be the one that the manifest knows."""
+        noted = self.noted()
+        if noted is not None:
+            manifest.check_settings(self.config, noted["config"])
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
     def committed(self) -> int:
         """The last committed round (from 1), or 0."""
-        if not self.checkpoints.is_dir():
-            return 0
-        return max((int(p.name) for p in self.checkpoints.iterdir() if p.name.isdigit()), default=0)
+        return max(self._rounds(), default=0)
 
-    def commit(self, round: int, entries: dict[str, Any], keep: dict[str, int], layouts: dict[str, Layout]) -> None:
-        """Writes a new folder, syncs it, renames it, then removes the older one."""
-        shape, tensors = pack(entries, layouts)
-        data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
-        index = {"round": round, "shape": shape, "keep": keep, "sha256": hashlib.sha256(data).hexdigest()}
+    def _rounds(self) -> list[int]:
+        """The rounds of which there is a checkpoint, the last first."""
+        if not self.checkpoints.is_dir():
+            return []
+        names = [p.name for p in self.checkpoints.iterdir()]
+        return sorted((int(n) for n in names if n.isascii() and n.isdecimal() and n == str(int(n)) and n != "0"), reverse=True)
+
+    def commit(self, round: int, entries: dict[str, Any], keep: dict[str, int], layouts: dict[str, Layout], records: Mapping[str, str]) -> None:
+        """Writes a new folder with checksums of all that the state is made of, syncs it, renames it; of the older ones the last stays."""
         part, final = self.checkpoints / f".{round}.part", self.checkpoints / str(round)
         if final.is_dir():  # an interrupt came while this round was being committed
             return
+        shape, tensors = pack(entries, layouts)
+        data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
+        noted = self._unchanging()
+        files = {f"checkpoint/{round}/{SERVER}": manifest.sha256(data), **{f"keep/{n}": digest for n, digest in records.items()}}
+        metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+        index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
         with disk.told(final):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
         try:
-            disk.write(part / "server.safetensors", data)
-            disk.write(part / "index.json", json.dumps(index))
+            if self.metrics.exists():
+                disk.sync(self.metrics)
+            disk.write(part / SERVER, data)
+            disk.write(part / "index.json", manifest.sealed(index))
             disk.sync(part)
         except UserError:
             shutil.rmtree(part, ignore_errors=True)
@@ -124,34 +230,178 @@ class RunFolder:
         with disk.told(final):
             part.rename(final)
             disk.sync(self.checkpoints)
-        for old in self.checkpoints.iterdir():
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
+            disk.sync(self.path)
+        self._covered, self._records[round] = metrics, set(records)
+        self._prune(round)
 
-    def restore(self, layouts: dict[str, Layout], device: torch.device) -> tuple[int, dict[str, Any], dict[str, int]]:
-        """(round, the server's entries, the index of kept records) of the last commit."""
-        path = self.checkpoints / str(self.committed())
+    def _prune(self, last: int) -> None:
+        """Of the checkpoints the last stays and the one before it; what a kill has left half written goes."""
+        rounds = self._rounds()
+        stay = [last, *(r for r in rounds if r < last)][:2]
+        for old in [self.checkpoints / str(r) for r in rounds if r not in stay] + [*self.checkpoints.glob(".*.part")]:
+            shutil.rmtree(old, ignore_errors=True)
+        for part in [*self.path.glob(".*.part"), *self.path.glob("federation.npz*.part")]:
+            part.unlink(missing_ok=True)
+        self._records = {r: names for r, names in self._records.items() if r in stay}
+
+    def needed(self) -> set[str]:
+        """The names of the records that the last checkpoints need."""
+        return set().union(*self._records.values())
+
+    def choose(self) -> Manifest | None:
+        """The index of the last checkpoint that is whole in all that it names; a damaged one before which another is whole is told.
+
+        None where there is no checkpoint. What is damaged without a way back is a UserError.
+        """
+        complaints: list[UserError] = []
+        for round in self._rounds():
+            try:
+                found = self._whole(round)
+                break
+            except UserError as e:
+                complaints.append(e)
+        else:
+            found = None
+            if complaints:
+                raise complaints[0]
+        for complaint in complaints:
+            assert found is not None
+            warn(f"{complaint.cause}; going on from the checkpoint before it, of round {found['round']}")
+        return found
+
+    def _whole(self, round: int) -> Manifest:
+        """The index of a checkpoint if nothing that it names has changed."""
+        path = self.checkpoints / str(round) / "index.json"
+        index = manifest.unsealed(path)
+        if index["round"] != round:
+            raise manifest.damaged(path)
+        manifest.check_settings(self.config, index["config"])
+        made_again = {} if self.federation.exists() else {self.federation.name}
+        manifest.check_files(self.path, {name: digest for name, digest in index["files"].items() if name not in made_again})
+        self._check_metrics(index, disk.read(self.metrics, RESTORE))
+        return index
+
+    def check_begun(self) -> Manifest | None:
+        """Settings and federation are those the run was begun with, or are made again; what vouches for them."""
         try:
-            index = json.loads((path / "index.json").read_text())
-            data = (path / "server.safetensors").read_bytes()
-            if hashlib.sha256(data).hexdigest() != index["sha256"]:
-                raise ValueError("checksum")
-            return index["round"], unpack(index["shape"], load(data), layouts, device), index["keep"]
-        except (OSError, ValueError, KeyError, TypeError, json.JSONDecodeError):
-            raise UserError(
-                f"the checkpoint {path} is damaged", "restore it from a copy, or start the run again with `fallow run`"
-            ) from None
+            noted = self.noted()
+        except UserError as e:
+            warn(f"{e.cause}; it is written again")
+            noted = None
+        if noted is not None and noted.get("export"):
+            raise UserError(f"{self.path} is an export, which has no rounds to go on with", "give the folder of the run itself")
+        if noted is not None:
+            manifest.check_settings(self.config, noted["config"])
+            results = (self.model.name, self.summary.name)
+            self._results = {name: noted["files"][name] for name in results if name in noted["files"]}
+            self.check_fixed(noted)
+        self._chosen = self.choose()
+        if noted is None and self._chosen is None:
+            if self.summary.exists():
+                raise UserError(f"{self.path} has a summary but no checkpoint, as thinned results have", "give the folder of the run itself")
+            self.federation.unlink(missing_ok=True)  # the run was cut off before it began
+        return noted or self._chosen
+
+    def check_fixed(self, noted: Manifest | None, made: bool = False) -> None:
+        """The files of before round 1; a federation that is not there is made again, to the same bytes."""
+        made_again = set() if made or self.federation.exists() else {self.federation.name}
+        files = {n: d for n, d in noted["files"].items() if any(Path(n).match(p) for p in FIXED) and n not in made_again} if noted else {}
+        remedy = f"restore it from a copy, or delete {self.federation.name}, which is then made again from settings and data"
+        manifest.check_files(self.path, files, "start the run again" if made else remedy)
+
+    def restore(self, layouts: dict[str, Layout], device: torch.device) -> Restored | None:
+        """The last whole checkpoint, with the metrics of its rounds; what came after it is removed."""
+        index = self._chosen or self.choose()
+        if index is None:
+            self.cut(0)
+            self.write_manifest()
+            return None
+        round = index["round"]
+        path = self.checkpoints / str(round) / SERVER
+        try:
+            entries = unpack(index["shape"], load(disk.read(path)), layouts, device)
+        except (ValueError, KeyError, TypeError, RuntimeError):
+            raise UserError(f"the checkpoint {path.parent} does not fit the model and the method", "put back the code that began the run") from None
+        for newer in self._rounds():
+            if newer > round:
+                shutil.rmtree(self.checkpoints / str(newer), ignore_errors=True)
+        self._leave(disk.read(self.metrics)[: index["metrics"]["bytes"]])
+        self._covered = index["metrics"]
+        self.write_manifest()
+        self._records[round] = set(_records(index))
+        for older in self._rounds()[1:2]:
+            with suppress(UserError):
+                self._records[older] = set(_records(manifest.unsealed(self.checkpoints / str(older) / "index.json")))
+        self._prune(round)
+        return Restored(round, entries, index["keep"], _records(index))
 
     # -- the result --------------------------------------------------------------------------------------------------------
     def write_model(self, state: State) -> None:
-        disk.write(self.model, save({n: t.detach().cpu().contiguous() for n, t in state.tensors().items()}))
+        self._write_result(self.model, save({n: t.detach().cpu().contiguous() for n, t in state.tensors().items()}))
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        self._write_result(self.summary, (json.dumps(plain(summary), indent=1, allow_nan=False) + "\n").encode())
+
+    def _write_result(self, path: Path, data: bytes) -> None:
+        disk.write(path, data)
+        self._results[path.name] = manifest.sha256(data)
+
+    def read_summary(self) -> dict[str, Any]:
+        """What the run came to; FileNotFoundError where it has not ended, ValueError where that cannot be read."""
+        if not self.summary.exists():
+            raise FileNotFoundError(self.summary)
+        try:
+            summary = json.loads(self.verified(self.summary.name))
+        except (UserError, ValueError, RecursionError) as e:
+            raise ValueError(str(e)) from None
+        if not isinstance(summary, dict) or not all(n in summary and isinstance(summary[n], kind) for n, kind in SUMMARY.items()):
+            raise ValueError("incomplete")
+        return summary
 
     def concluded(self) -> str | None:
         """How the run last ended; None if it never did, or left no readable summary."""
         try:
-            return json.loads(self.summary.read_text()).get("status")
-        except (OSError, ValueError, AttributeError):
+            return self.read_summary()["status"]
+        except (OSError, ValueError):
             return None
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        disk.write(self.summary, json.dumps(summary, indent=1) + "\n")
+    def finished(self, rounds: int) -> bool:
+        """Whether there is nothing left to do: the last round is committed and the result is there, all of it whole."""
+        try:
+            if self.committed() < rounds or not self.federation.exists() or not self._whole(self.committed()):
+                return False
+        except UserError:
+            return False  # told when the checkpoints are looked at
+        try:
+            if self.read_summary()["status"] != "finished":
+                return False
+            self.verified(self.model.name, needs_manifest=True)
+            return True
+        except FileNotFoundError:
+            return False
+        except (UserError, ValueError) as e:
+            cause = e.cause if isinstance(e, UserError) else f"{self.summary} is damaged"
+            warn(f"{cause}; it is written again from the checkpoint")
+            return False
+
+
+def _records(index: Manifest) -> dict[str, str]:
+    return {name.removeprefix("keep/"): digest for name, digest in index["files"].items() if name.startswith("keep/")}
+
+
+def plain(value: Any) -> Any:
+    """JSON has no word for what is no finite number."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def written(row: Row) -> str:
+    """A row as a line of metrics.jsonl."""
+    return json.dumps(plain(row), allow_nan=False) + "\n"
+
+
+def warn(sentence: str) -> None:
+    print(f"warning: {sentence}", file=sys.stderr)

@@ -114,7 +114,7 @@ class Origin:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UserError(f"{path} is damaged", "restore it from a copy, or delete it to go on without comparing what the run was made from") from None
+            raise UserError(f"{path} is damaged", "restore it from a copy, or start the run again with `fallow run`") from None
 
     def write(self, folder: Path) -> None:
         """Into a new run's folder, with a copy of the user's own code."""
@@ -132,12 +132,14 @@ class Origin:
         disk.write(folder / "origin.json", json.dumps(tree, indent=1) + "\n")
 
     # -- comparing -----------------------------------------------------------------------------------------------------
-    def check_settings(self, now: Config, unhashed: set[str], anyway: bool) -> list[str]:
+    def check_settings(self, now: Config, editable: set[str]) -> None:
         """Keys cannot be changed on resume, those aside that change no result."""
         found, was = _flat(now.model_dump(mode="json")), _flat(self.settings)
-        keys = [k for k in found | was if found.get(k) != was.get(k) and k.partition(".")[0] not in unhashed]
-        told = [f"config.yaml has {k}={found.get(k)} where the run was begun with {k}={was.get(k)}" for k in keys]
-        return _refused(told, "put the old value back, start a new run", anyway)
+        keys = [k for k in found | was if found.get(k) != was.get(k) and k.partition(".")[0] not in editable]
+        if keys:
+            k = keys[0]
+            told = f"config.yaml has {k}={found.get(k)} where the run was begun with {k}={was.get(k)}"
+            raise UserError(told, "put the old value back, or start a new run")
 
     def check_code(self, now: Config, folder: Path, anyway: bool) -> list[str]:
         """The user's own files must be those that the run was begun with."""

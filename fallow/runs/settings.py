@@ -31,6 +31,7 @@ MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
 SEEDS = 10_000  # at most
 UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
+EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, without another result
 
 
 def recipes() -> dict[str, Path]:
@@ -347,3 +348,9 @@ def config_hash(options: Config) -> str:
     usual = {k: type(options).model_fields[k].default for k in KERNELS}
     keys = {k: v for k, v in options.model_dump(mode="json").items() if k not in UNHASHED or v != usual.get(k, v)}
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def settings_sha256(path: Path) -> str:
+    """Of the keys in a config.yaml, but for those that may be edited there."""
+    keys = {k: v for k, v in read_yaml(path).items() if k not in EDITABLE}
+    return hashlib.sha256(json.dumps(keys, sort_keys=True, default=str).encode()).hexdigest()
