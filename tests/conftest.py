@@ -23,6 +23,7 @@ from fallow.data.readers.parts import Split  # noqa: E402
 from fallow.data.sources import Source  # noqa: E402
 
 HERE = Path(__file__).parent
+SINGLE = torch.float32
 TINY: dict[str, Any] = {
     "data": "few-digits", "clients": 4, "active": 2, "label_count": 40, "batch": 8, "steps": 2, "rounds": 2,
     "device": "cpu", "slots": 1,
@@ -79,6 +80,17 @@ def ctrl_c_is_heard() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def in_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever is float32 is float64. Two ways to one number then differ by some 1e-15 on every CPU, too little to tip a ReLU,
+    a maximum or a threshold; in float32 some seed on some CPU has a value within rounding of each."""
+    monkeypatch.setattr(torch, "float32", torch.float64)
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(SINGLE)
 
 
 @pytest.fixture

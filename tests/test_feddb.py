@@ -235,7 +235,7 @@ def test_the_pass_over_all_is_made_in_batches(tmp_path: Path, size: int) -> None
 
 
 @pytest.mark.parametrize("passes", ["apart", "joint"])
-def test_steps_equal_plain_torch(tmp_path: Path, passes: str) -> None:
+def test_steps_equal_plain_torch(in_double: None, tmp_path: Path, passes: str) -> None:
     """15.3.3: labelled, accepted weak and accepted strong are batches of their own; clip 1, Nesterov, decay by torch."""
     f = federated(tmp_path, threshold=0.12, weight_decay=5e-4, clip=1.0, weight=0.7, passes=passes)
     slot, party, found = begun(f)
@@ -262,13 +262,13 @@ def test_steps_equal_plain_torch(tmp_path: Path, passes: str) -> None:
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         sgd.step()
         f.method.step(slot, b)
-        assert torch.allclose(party.prior, prior, atol=1e-5) and float(party.prior.sum()) == pytest.approx(1, abs=1e-5)  # 15.11.1
+        assert torch.allclose(party.prior, prior, atol=1e-9) and float(party.prior.sum()) == pytest.approx(1, abs=1e-9)  # 15.11.1
     for name, p in net.named_parameters():
-        assert torch.allclose(slot.model.weights[name], p, atol=2e-5), name
+        assert torch.allclose(slot.model.weights[name], p, atol=1e-9), name
 
 
-@pytest.mark.parametrize("chunk", [1000, 15])
-def test_a_step_in_pieces_equals_plain_torch(tmp_path: Path, chunk: int) -> None:
+@pytest.mark.parametrize("chunk", [1000, 10])
+def test_a_step_in_pieces_equals_plain_torch(in_double: None, tmp_path: Path, chunk: int) -> None:
     """15.3.3: ceil(n/c) near-equal pieces, a BN batch each, weighed by size; one step. One piece is the whole step."""
     f = federated(tmp_path, threshold=0.12, weight_decay=5e-4, clip=1.0, weight=0.7, full_batch_chunk=chunk)
     slot, party, found = begun(f)
@@ -278,7 +278,7 @@ def test_a_step_in_pieces_equals_plain_torch(tmp_path: Path, chunk: int) -> None
     count = -(-n // chunk)
     large, few = divmod(n, count)
     sizes = [large + 1] * few + [large] * (count - few)
-    assert len(sizes) == (1 if chunk == 1000 else 3) and len(set(sizes)) == (1 if chunk == 1000 else 2)
+    assert len(sizes) == 1 if chunk == 1000 else len(sizes) > 2 and len(set(sizes)) == 2
     net = models.build("small-cnn", 10, 1, norm="bn", size=8)
     net.load_state_dict(f.server.model.tensors(), strict=False)
     sgd = torch.optim.SGD(net.train().parameters(), lr=0.03, momentum=0.9, nesterov=True, weight_decay=5e-4)
@@ -296,11 +296,11 @@ def test_a_step_in_pieces_equals_plain_torch(tmp_path: Path, chunk: int) -> None
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         sgd.step()
         plan.segments[0].step(slot, b)
-        assert torch.allclose(party.prior, prior, atol=1e-5)
-        assert slot.logs["loss"].tolist() == pytest.approx([loss.item(), 1], abs=1e-5)
+        assert torch.allclose(party.prior, prior, atol=1e-9)
+        assert slot.logs["loss"].tolist() == pytest.approx([loss.item(), 1], abs=1e-9)
         slot.logs["loss"].zero_()
     for name, p in net.named_parameters():
-        assert torch.allclose(slot.model.weights[name], p, atol=2e-5), name
+        assert torch.allclose(slot.model.weights[name], p, atol=1e-9), name
 
 
 def test_the_released_index_alias(tmp_path: Path) -> None:
@@ -361,16 +361,16 @@ def test_shuffled_order_answers_in_stored_order(tmp_path: Path) -> None:
 
 # -- rounds --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("keys", [{}, {"app_u_over": "all"}, {"passes": "joint", "partition": "dirichlet-capped:5,min_size=1", "epochs": 1}])
-def test_filling_up_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]) -> None:
-    runs = []  # one round of a seed in which no rounding error tips a ReLU or a maximum, as it may in any other
+def test_filling_up_changes_nothing(in_double: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any]) -> None:
+    runs = []
     for pad in (64, 1):
         monkeypatch.setattr(feddb, "PAD", pad)
-        f = federated(tmp_path / str(pad), threshold=0.12, seed=4, **keys)
+        f = federated(tmp_path / str(pad), threshold=0.12, **keys)
         row = rounds(f, 1)[0]
         assert 0 < row["label_ratio"] < 1
         runs.append((parameters(f), torch.tensor(row["beta"]), torch.tensor(row["prior"])))
     for a, b in zip(*runs):
-        assert torch.allclose(a, b, atol=1e-6)
+        assert torch.allclose(a, b, atol=1e-9)
 
 
 def test_without_debiasing_it_is_fixmatch(tmp_path: Path) -> None:
