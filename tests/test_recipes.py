@@ -12,6 +12,8 @@ from fallow.report.published import table_name
 from fallow.runs.settings import Grid, recipe, recipes, resolve, slug
 
 TABLES = [n for n in recipes() if Grid.of(recipe(n))]
+UNPRINTED = {"feddure/table1-short"}  # other settings of printed cells, by name
+PRINTED = [n for n in TABLES if n not in UNPRINTED]
 PAPERS = {"feddure": "FedDure", "fedrgd": "FedRGD", "feddb": "FedDB", "fedloke": "FedLoKe", "semifl": "SemiFL"}
 
 
@@ -44,7 +46,7 @@ def test_a_reading_is_not_overruled_by_a_recipe(name):
             assert all(o[k] == v for k, v in read.items() if not isinstance(v, dict))
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", PRINTED)
 def test_every_published_figure_can_be_named(name):
     keys, grid = recipe(name), Grid.of(recipe(name))
     figures = published.of_table(*name.split("/"))
@@ -66,12 +68,12 @@ def test_every_published_figure_can_be_named(name):
 
 def test_no_figure_is_left_out():
     assert len(published.figures()) == 623  # of the file's 624 one is printed twice
-    assert {f"{f.paper}/{f.table}" for f in published.figures()} == set(TABLES)
+    assert {f"{f.paper}/{f.table}" for f in published.figures()} == set(PRINTED)
 
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_papers_own_rows(paper):
-    for name in (n for n in TABLES if n.startswith(f"{paper}/")):
+    for name in (n for n in PRINTED if n.startswith(f"{paper}/")):
         grid = Grid.of(recipe(name))
         assert find(grid.rows[grid.own]["method"]) is find(paper)
         assert any(e.own and e.figure and not e.missing for e in Grids(*name.split("/")).entries)
