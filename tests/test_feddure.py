@@ -560,6 +560,17 @@ def test_batches_end_together():
     assert [len(i) for i in paired(p, "labelled", ("weak",))[1].positions(3, 7)] == [90] * 7
 
 
+def test_the_released_loader_keeps_what_is_left_of_a_pass():
+    """torch's DataLoader(drop_last=False), begun anew when it runs out: 116 labels, 975 images are 12 batches of 81 and one of 3."""
+    p = party(116, 975, **FedDure.readings["released"] | {"steps": 15, "warm_steps": 14})
+    warm, main = (segment.streams["u"] for segment in FedDure(p.options, 10).plan(p, {}).segments)
+    assert warm.sizes(14) == [81] * 12 + [3, 81] and main.sizes(15) == [81] * 12 + [3, 81, 81]
+    first, second = np.concatenate(main.positions(3, 13)), np.concatenate(main.positions(3, 26)[13:])
+    assert sorted(first) == sorted(second) == list(range(975)) and not np.array_equal(first, second)
+    papers = FedDure(FedDure.Options(steps=15), 10).plan(party(116, 975, steps=15), {}).segments[0].streams["u"]
+    assert papers.sizes(15) == [81] * 15
+
+
 def test_learning_rates_of_the_released_loop():
     p = party(50, 450, **FedDure.readings["released"])
     plan = FedDure(p.options, 10).plan(p, {})
@@ -738,12 +749,13 @@ def test_recipes_are_the_papers_settings(row, cell):
         "samples",
     )
     assert o.image.normalise == "feddure" and o.augment.labelled == "weak-zero-cutout"
-    kind = {"cifar10": 50_000, "fashion-mnist": 60_000, "cinic10": 90_000}[cell.data]
+    kind, long = {"cifar10": 50_000, "fashion-mnist": 60_000, "cinic10": 90_000}[cell.data], cell.setting == "dir,dir"
     if method is FedDure:
         assert o.loop == "meta-pseudo" and o.reward_sign == "new-minus-old"
-        assert (o.lr, o.warm_steps, o.steps, o.creg_wait) == ((5e-4, 100, 10, 0) if kind == 90_000 else (6e-4, 5, 5, 2))
+        assert (o.lr, o.warm_steps, o.steps, o.creg_wait) == ((5e-4, 100, 10, 0) if long or kind == 90_000 else (6e-4, 5, 5, 2))
+        assert o.lr_warmup == (100 if long or kind == 90_000 else 10)
     else:
-        assert o.lr == 5e-4 and (o.steps, o.epochs) == (None, 1)
+        assert o.lr == 5e-4 and (o.steps, o.epochs) == ((110, None) if long else (None, 1))
     if kind == 60_000:
         assert (o.image.size, o.image.channels) == (32, 3)
     if method is not FedDure:
@@ -760,3 +772,13 @@ def test_recipes_are_the_papers_settings(row, cell):
         sizes = [len(p) for p in parts]
         most = np.mean([np.bincount(labels[p], minlength=10).max() / len(p) for p in parts])
         assert min(sizes) >= 10 and (most > 0.3 if how == "dir" else sizes == [each] * 100 and most < 0.3)
+
+
+@pytest.mark.parametrize("data", ["cifar10", "fashion-mnist"])
+def test_the_short_work_with_dirichlet_labels_stays_by_name(data):
+    long, short = (Grid.of(recipe(f"feddure/{name}")) for name in ("table1", "table1-short"))
+    assert list(long.rows) == list(short.rows)
+    for row in ("FedDure", "FedAvg*", "FedAvg+Fixmatch"):
+        other, same = (resolve(recipe(f"feddure/{t}"), {"setting": f"{data} {s}", "method": row})[1].model_dump()
+                       for t, s in (("table1-short", "dir,dir"), ("table1", "iid,dir")))  # fmt: skip
+        assert {k for k, v in same.items() if other[k] != v} == {"partition"}

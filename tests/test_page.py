@@ -245,7 +245,7 @@ def test_a_busy_port(made: Path, fallow_cli: Any) -> None:
 def test_runs_of_a_papers_cell_are_named_by_it() -> None:
     """Also where a key differs; but not where the data do."""
     results = Path(__file__).parents[1] / "results"
-    paths = [results / "feddure/table1/cifar10-iid-iid/seed-0", results / "fedrgd/table2/cifar10-labels-at-server-iid/seed-0"]
+    paths = [results / "feddure/table1/cifar10-iid-iid/seed-0", results / "readings/reset/fedrgd/table2/cifar10-labels-at-client-iid/seed-0"]
     configs = [read_yaml(p / "config.yaml") for p in paths]
     assert reading.named(configs, [places(c, p) for c, p in zip(configs, paths)]) == ["FedDure", "FedRGD (varied)"]
     configs[1]["data"] = "digits"

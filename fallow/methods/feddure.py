@@ -89,7 +89,7 @@ class FedDure(MetaPseudo):
         x, u = paired(party, "labelled", ("weak", "strong"))
         x = replace(x, tail=self.o.labelled_tail)
         if self.o.loop == "meta-pseudo":
-            return self.warm_and_main(x, u)
+            return self.warm_and_main(x, replace(u, tail="keep"))  # as the released loader: a pass ends with what is left
         return Plan(x=x, u=u, lr=None if self.o.freg_lr is None else {"freg": self.o.freg_lr})
 
     def step(self, s: Any, b: Any) -> None:
