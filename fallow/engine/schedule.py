@@ -38,6 +38,8 @@ class Schedule:
             numbers = {n: float(v) for n, v in given.items() if n != "by"}
         except ValueError:
             raise UserError(f"schedule={text!r} has an option that is no number", "write for example warmup=5") from None
+        if not all(abs(v) <= 1e15 for v in numbers.values()):  # not NaN either
+            raise UserError(f"schedule={text!r} has an option that is too large", "write for example warmup=5")
         return Schedule(
             kind,
             by,
