@@ -21,6 +21,8 @@ from fallow.errors import UserError, suggest
 from fallow.paths import open_plain
 from fallow.yamls import LENGTH, safe_yaml, why_not
 
+MOST = 10**9  # of anything that is counted
+LARGEST = 1e38  # what float32 holds
 VERSION = 1  # of the stored config; a change of meaning counts up
 
 Labels = Literal["server", "clients", "some", "all"]
@@ -63,6 +65,15 @@ def listed(value: Any) -> Any:
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=False, allow_inf_nan=False)
 
+    @model_validator(mode="after")
+    def _not_endless(self) -> Section:
+        section = "" if isinstance(self, Config) else f"{type(self).__name__.lower()}."
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, int) and value > MOST and not name.endswith("seed"):
+                raise ValueError(f"{section}{name} is larger than {MOST:,}; give a smaller count")
+        return self
+
 
 class Image(Section):
     size: int | None = key(None, "side in pixels the images are brought to", ge=4)
@@ -78,6 +89,12 @@ class Augment(Section):
     cutout: int | Literal["auto", "none"] = key("auto", "side of the final cutout in pixels")
     flip: Literal["auto", "always", "never"] = key("auto", "mirror images (auto: not digits and letters)")
     draws: Literal["sample", "batch"] = key("sample", "one draw per sample, or one for a whole batch")
+
+    @model_validator(mode="after")
+    def _size(self) -> Augment:
+        if isinstance(self.cutout, int) and self.cutout < 1:
+            raise ValueError(f"augment.cutout={self.cutout} is not a positive count; give 1 or more, or none")
+        return self
 
 
 class Config(Section):
@@ -109,11 +126,11 @@ class Config(Section):
     unlabelled_partition: str | None = key(None, "how unlabelled data is split (default: like `partition`)")
 
     rounds: int = key(30, "how many rounds the run has, 1 or more", "T", ge=1)
-    epochs: float | None = key(1, "passes over its data a client makes in a round", "E", gt=0)
+    epochs: float | None = key(1, "passes over its data a client makes in a round", "E", gt=0, le=1e6)
     steps: int | Literal["match-unlabelled"] | None = key(None, "steps a client makes in a round, instead of `epochs`")
     batch: int | Literal["full"] = key(32, "labelled batch", "B")
     unlabelled_batch: int | str = key("match-steps", "unlabelled batch: a count, match-steps[:floor], equal, ratio:N, full")
-    server_epochs: float | None = key(None, "the server's epochs (default: as clients)", gt=0)
+    server_epochs: float | None = key(None, "the server's epochs (default: as clients)", gt=0, le=1e6)
     server_steps: int | None = key(None, "the server's steps (default: as clients)", ge=1)
     server_batch: int | None = key(None, "the server's batch (default: as clients)", ge=1)
 
@@ -121,10 +138,10 @@ class Config(Section):
     lr: float = key(0.03, "local learning rate", "eta", gt=0)
     momentum: float = key(0.9, "of SGD; beta1 of Adam", ge=0, lt=1)
     nesterov: bool = key(True, "Nesterov momentum")
-    weight_decay: float = key(0.0, "on every parameter", ge=0)
-    clip: float | None = key(None, "largest norm of a gradient", gt=0)
-    clip_value: float | None = key(None, "largest absolute entry of a gradient", gt=0)
-    prox: float = key(0.0, "pull towards the received model (FedProx)", "mu", ge=0)
+    weight_decay: float = key(0.0, "on every parameter", ge=0, le=LARGEST)
+    clip: float | None = key(None, "largest norm of a gradient", gt=0, le=LARGEST)
+    clip_value: float | None = key(None, "largest absolute entry of a gradient", gt=0, le=LARGEST)
+    prox: float = key(0.0, "pull towards the received model (FedProx)", "mu", ge=0, le=LARGEST)
     prox_mode: Literal["gradient", "decoupled"] = key("gradient", "pull inside the gradient, or after the optimiser")
     schedule: str = key("constant", "constant | cosine | cosine-7-16, options after commas")
     optimizer_state: Kept = key("reset", "local optimiser state: new each round, kept at the client, or travelling")
@@ -160,7 +177,7 @@ class Config(Section):
     dma: Literal["code", "paper-post", "paper-loop", "simplex"] = key(
         "code", "dma: weights as released, as printed (softmax after or in the loop), or exact"
     )
-    dma_steps: int = key(100, "dma: descent steps of the released and the printed forms", "E_aggr", ge=0)
+    dma_steps: int = key(100, "dma: descent steps of the released and the printed forms", "E_aggr", ge=0, le=10**6)
     dma_lr: float = key(1.0, "dma: their step size", "eta_aggr", gt=0)
     dma_momentum: float = key(0.0, "dma: heavy-ball momentum of the printed forms", ge=0, lt=1)
     dma_ridge: float = key(1e-8, "dma=simplex: pull towards equal weights, which makes the minimum unique", "rho", gt=0)
@@ -173,8 +190,8 @@ class Config(Section):
     compile: bool = key(False, "torch.compile the models' passes, in place of our kernels for norm and ReLU; the first rounds wait for it")
     fused: bool = key(True, "norm with ReLU, and the optimiser, in kernels of our own on CUDA; false: torch's")
     deterministic: bool = key(False, "exactly repeatable on CUDA (CPU always is)")
-    keep_memory: float = key(4.0, "GiB of the device's memory for what clients keep; the rest goes to disk", ge=0)
-    view_memory: float = key(1.0, "GiB for views made ahead", gt=0)
+    keep_memory: float = key(4.0, "GiB of the device's memory for what clients keep; the rest goes to disk", ge=0, le=1e9)
+    view_memory: float = key(1.0, "GiB for views made ahead", gt=0, le=1e9)
     eval_every: int = key(1, "rounds between evaluations", ge=1)
     eval_batch: int = key(250, "images per evaluation batch", ge=1)
     checkpoint_every: int = key(1, "rounds between checkpoints", ge=1)

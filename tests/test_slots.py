@@ -77,7 +77,13 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
             step.absent,
             {k: t.clone() for k, t in step.numbers.items()},
         )
-        return Graph(SimpleNamespace(replay=lambda: run_step(self.slot, own)), own, list(own.tensors))  # type: ignore[arg-type]
+
+        def replay() -> None:
+            run_step(self.slot, own)
+            graph.read = own.read()  # as after a capture: what the step does not look at stays as it was
+
+        graph = Graph(SimpleNamespace(replay=replay), own, list(own.tensors))  # type: ignore[arg-type]
+        return graph
 
     def executor(world: Any) -> Slots:
         device.executors.append(Slots(world))

@@ -56,3 +56,8 @@ def defined(tree: Any) -> Any:
     if isinstance(tree, list | tuple):
         return [defined(v) for v in tree]
     return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def too_large(error: BaseException) -> bool:
+    """Whether Python, or torch, could not put a number into the type it computes with."""
+    return isinstance(error, OverflowError) or (isinstance(error, RuntimeError) and "without overflow" in str(error))

@@ -225,7 +225,8 @@ def numbers(world: World, party: Party, made: int, length: int, total: int, give
     for name in party.slot.optimizers:
         own = given.get(name) if isinstance(given, dict) else given
         used = rates if own is None else _given_rates(own, length)
-        out[f"lr/{name}"] = torch.from_numpy(used.astype(np.float32))
+        with np.errstate(over="ignore"):  # infinite rates make weights that are told of
+            out[f"lr/{name}"] = torch.from_numpy(used.astype(np.float32))
         if name == ("model" if "model" in party.slot.optimizers else next(iter(party.slot.optimizers))):
             party.lr += used.tolist()
     key = party.key("dropout")

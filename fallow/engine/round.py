@@ -12,12 +12,13 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fallow.engine.finite import defined, sound
+from fallow.engine.finite import defined, sound, too_large
 from fallow.engine.keep import Keep
 from fallow.engine.measuring import Measuring
 from fallow.engine.memory import out_of_memory
 from fallow.engine.pack import size
 from fallow.engine.party import LARGE, SERVER, Job, Outcome, Tally, mean_rate
+from fallow.engine.replay import first_line
 from fallow.engine.server import Server
 from fallow.engine.statistics import static
 from fallow.engine.world import World
@@ -70,6 +71,9 @@ class Federated:
                 return self._round(number)
             except BaseException as e:
                 self.server.entries = dict(entries)
+                if too_large(e):
+                    told = f"a number is too large to compute with in round {number + 1} ({first_line(e)})"
+                    raise UserError(told, "look for a very large number among the settings; the rounds before it are kept") from e
                 if not (isinstance(e, RuntimeError) and out_of_memory(e) and self.whole):
                     raise
             self._tested = None
@@ -140,7 +144,6 @@ class Federated:
             self._keep_server(outcome)
             for name, value in outcome.update.entries.items() if outcome.update else ():
                 self.server[name] = value
-            self._judge("the server's turn", self.server.entries)
 
     def _keep_server(self, outcome: Outcome) -> None:
         if outcome.record:
@@ -157,7 +160,7 @@ class Federated:
         tally.add_rates((o.lr, o.steps) for o in outcomes)
         bad = [o.party for o, finite in zip(outcomes, torch.stack([o.finite for o in outcomes]).tolist()) if not finite]
         if bad:
-            raise self._diverged("the weights of the server" if bad[0] <= SERVER else f"the weights of client {bad[0]}")
+            raise self._diverged("the weights of the server" if bad[0] <= SERVER else f"the weights of client {bad[0]}", at_server=False)
 
     def _judge(self, where: str, *things: Any) -> None:
         """Asks the device whether what was made there is sound; the answer is read at the round's end."""
@@ -169,12 +172,12 @@ class Federated:
         bad = [where for (where, _), good in zip(self._verdicts, answers) if not good]
         self._verdicts = []
         if bad:
-            raise self._diverged(f"the numbers of {bad[0]}", bad[0])
+            raise self._diverged(f"the numbers of {bad[0]}")
 
-    def _diverged(self, what: str, where: str = "") -> UserError:
+    def _diverged(self, what: str, at_server: bool = True) -> UserError:
         o = self.o
         stepping = [k for k, usual in (("server_lr", 1.0), ("server_momentum", 0.0)) if getattr(o, k) > usual]
-        remedy = f"lower {' and '.join(stepping)}" if where == "the merge" and stepping else "lower lr, or set clip=1"
+        remedy = f"lower {' and '.join(stepping)}" if at_server and stepping else "lower lr, or set clip=1"
         return UserError(f"{what} became NaN or infinite in round {self.server.round + 1}", f"{remedy}; the rounds before it are kept")
 
     def _no_prediction(self) -> UserError:

@@ -40,6 +40,8 @@ class Schedule:
                 raise ValueError
         except ValueError:
             raise UserError(f"schedule={text!r} has an option that is no number", "write for example warmup=5") from None
+        if not all(abs(v) <= 1e15 for v in numbers.values()):  # not NaN either
+            raise UserError(f"schedule={text!r} has an option that is too large", "write for example warmup=5")
         return Schedule(
             kind,
             by,

@@ -55,7 +55,7 @@ class FedDure(MetaPseudo):
         creg_weight_grad_virtual: Flow = key("through", "virtual step: gradient through F-reg's weights, or not")
         creg_weight_grad_real: Flow = key("through", "C-reg's step: gradient through F-reg's weights, or not")
         virtual_lr: float = key(5e-4, "rate of C-reg's virtual step (plain SGD)", "eta_s", ge=0)
-        freg_hidden: int = key(128, "hidden units of F-reg", ge=1)
+        freg_hidden: int = key(128, "hidden units of F-reg", ge=1, le=2**20)
         freg_input: Literal["probs", "logits"] = key("probs", "what F-reg looks at")
         freg_normalise: Literal["none", "sum"] = key("none", "C-reg's weighted losses: mean, or over the weights' sum")
         freg_state: Literal["client", "round"] = key("client", "F-reg stays with the client, or is new every round")

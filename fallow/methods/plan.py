@@ -12,6 +12,7 @@ import torch
 from fallow.data.samples import Stream
 from fallow.errors import UserError
 
+MOST_STEPS = 10**7  # of one kind, in a round
 StepFunction = Callable[[Any, Any], None]
 
 
@@ -32,6 +33,8 @@ class Segment:
             raise UserError(
                 "every stream of a plan is endless, so the plan has no end", "give one of them `epochs` or `steps`"
             )
+        if min(ends) > MOST_STEPS:
+            raise UserError(f"a party would make {min(ends):,} steps in a round", "lower steps or epochs")
         return min(ends)
 
 

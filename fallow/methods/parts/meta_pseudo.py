@@ -25,7 +25,7 @@ class MetaPseudo(Method):
         threshold: float = key(0.6, "confidence a pseudo-label needs (freg=threshold, loop=meta-pseudo)", "tau", ge=0)
         weight: float = key(8.0, "of the soft loss at the end of its ramp (loop=meta-pseudo)", "lambda", ge=0)
         ramp: int = key(20, "steps of that ramp, from 0 in each round", "uda_steps", ge=1)
-        warm_steps: int = key(5, "labelled steps before the main ones (loop=meta-pseudo)", "fine_tune_steps", ge=0)
+        warm_steps: int = key(5, "labelled steps before the main ones (loop=meta-pseudo)", "fine_tune_steps", ge=0, le=10**6)
         lr_warmup: int = key(10, "steps in which lr grows, from 0 in each round (loop=meta-pseudo)", ge=0)
         creg_wait: int = key(2, "main steps before C-reg's lr leaves 0 (loop=meta-pseudo)", ge=0)
 
