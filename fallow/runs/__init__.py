@@ -166,7 +166,9 @@ class Run:
 
     def restore(self) -> None:
         if self.folder.committed():
+            fresh = self.federated.server.entries.get("model")
             self.done, self.federated.server.entries, index = self.folder.restore(self.layouts, self.world.device)
+            origins.check_model(fresh, self.federated.server.entries.get("model"), self.folder.path)
             self.federated.keep.restore(index)
         self.folder.cut(self.done)
 
