@@ -99,6 +99,66 @@ def test_a_mistake_on_another_rank_is_told_as_it_was(tmp_path: Path, monkeypatch
         f.round(0)
 
 
+ODD = """
+import os, sys, conftest, fallow
+from fallow.data import sources
+from fallow.runs import origin
+rank = os.environ["RANK"]
+for what in ("images", "fewer", "version"):
+    source = conftest.few_digits()
+    if rank == "1" and what == "images": source.train.images.copy_(255 - source.train.images)
+    if rank == "1" and what == "fewer": source = sources.replace(source, train=sources.Split(source.train.images[:99], source.train.labels[:99]))
+    if rank == "1" and what == "version": origin.versions = lambda: {"torch": "1.0"}
+    try:
+        fallow.run(out=sys.argv[1], name=what, **conftest.TINY | {"data": source})
+    except fallow.UserError as e:
+        if rank == "0": print("said:", e, flush=True)
+"""
+
+
+def test_ranks_with_other_data_or_versions_are_named(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ODD)
+    ended = subprocess.run([*TORCHRUN, str(tmp_path / "script.py"), str(tmp_path)], env=environment(), capture_output=True, text=True, timeout=120)
+    assert [line.removeprefix("said: on rank 1, ") for line in ended.stdout.splitlines() if line.startswith("said: ")] == [
+        "of the data set few-digits the training images differ from rank 0's; give every rank the same files.",
+        "of the data set few-digits the training images and training labels differ from rank 0's; give every rank the same files.",
+        f"torch is 1.0, where rank 0 has {torch.__version__}; install the same versions for every rank.",
+    ], ended.stdout + ended.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the process by /proc")
+def test_a_stopped_rank_is_given_up(tmp_path: Path) -> None:
+    command = [*TORCHRUN, "-m", "fallow", "run", *WORDS, "checkpoint_every=1000", "rank_timeout=2", "--out", str(tmp_path), "--name", "run"]
+    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    path, deadline, stopped = tmp_path / "run", time.monotonic() + 60, 0
+    try:
+        while not ((path / "metrics.jsonl").exists() and len(rows(path)) >= 2):
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            time.sleep(0.05)
+        stopped = rank_1_of(process.pid)
+        os.kill(stopped, signal.SIGSTOP)
+        while not (path / "summary.json").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(stopped, signal.SIGKILL)  # torchrun would wait half a minute for it
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    said = [line for line in (out + err).splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and "rank 1 has been silent for 2 s" in said[0] and f"fallow resume {path}" in said[0], err
+    assert RunFolder.existing(path).committed() == len(rows(path)) >= 2
+
+
+def test_a_silent_rank_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    watched = ranks.Watched(timeout=100)
+    for look in range(99):  # a second each; rank 2 goes on to give signs of life
+        watched.look({1: 7, 2: look})
+    assert capsys.readouterr().err == "waiting for rank 1, silent for 60 s; after 100 s (rank_timeout) it is given up\n"
+    watched.look({2: 100})  # rank 1 has answered
+    with pytest.raises(ranks.RankLost, match="rank 1 has been silent for 100 s and was given up"):
+        watched.look({1: 7})
+
+
 def test_work_is_dealt_evenly() -> None:
     assert deal([5, 1, 4, 2, 3], 2) == [[0, 1, 3], [2, 4]]  # 8 and 7
     assert deal([7], 3) == [[0], [], []]  # the server's turn stays at rank 0

@@ -109,6 +109,53 @@ def test_interrupted(tmp_path: Path, keys: dict[str, Any]) -> None:
     same(fallow.resume(run).path, fallow.run(out=tmp_path, name="through", **keys).path)  # the dead process's lock is no lock
 
 
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_told_to_end(number: int, code: int, tmp_path: Path, keys: dict[str, Any]) -> None:
+    """A scheduler's SIGTERM and a closed terminal's SIGHUP commit as Ctrl-C does; under nohup SIGHUP is nothing."""
+    run, words = tmp_path / "run", [*worded(keys), "checkpoint_every=1000", "--out", str(tmp_path), "--name", "run"]
+    process = started("run", *words, cwd=tmp_path)
+    wait_for(run / "metrics.jsonl", 3, process)
+    process.send_signal(number)
+    out, err = process.communicate()
+    assert process.returncode == code and not err, (process.returncode, err)
+    done = lines(run / "metrics.jsonl")
+    assert 3 <= done < 60 and f"interrupted after round {done}; go on with: fallow resume {run}" in out
+    assert RunFolder(run).committed() == done
+    assert fallow.resume(run, stop_after=done + 1).summary["rounds"] == done + 1
+
+
+def test_nohup_stays_nohup(tmp_path: Path, keys: dict[str, Any]) -> None:
+    ignoring = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from fallow.__main__ import main; main()"
+    words = [*worded(keys | {"rounds": 8}), "--out", str(tmp_path), "--name", "run"]
+    process = subprocess.Popen([sys.executable, "-c", ignoring, "run", *words], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    wait_for(tmp_path / "run" / "metrics.jsonl", 1, process)  # type: ignore[arg-type]
+    process.send_signal(signal.SIGHUP)
+    assert process.wait() == 0, process.communicate()
+    assert lines(tmp_path / "run" / "metrics.jsonl") == 8
+
+
+IMPORTING = """
+import os, signal, sys
+class Pressed:  # Ctrl-C while a module is looked for, and what some libraries make of that
+    def find_spec(self, name, *_):
+        if name == os.environ["PRESSED_AT"]:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+            except BaseException:
+                raise ImportError("swallowed")
+sys.meta_path.insert(0, Pressed())
+from fallow.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["fallow.cli", "torch", "fallow.runs.tracking"])
+def test_interrupted_while_importing(module: str, tmp_path: Path) -> None:
+    command, environment = [sys.executable, "-c", IMPORTING, "run", "rounds=1"], os.environ | {"PRESSED_AT": module}
+    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize("moment", ["round", "keep", "append", "commit"])
 def test_interrupted_at_the_worst_moment(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a round trains, takes effect, is written down or is committed."""

@@ -169,6 +169,7 @@ class Run:
     def restore(self) -> None:
         found = self.folder.restore(self.layouts, self.world.device)
         if found is not None:
+            origins.check_model(self.federated.server.entries.get("model"), found.entries.get("model"), self.folder.path)
             self.done, self.federated.server.entries = found.round, found.entries
             self.federated.keep.restore(found.keep, found.records, self.folder.needed())
 

@@ -20,6 +20,7 @@ from fallow import disk, methods, models, own
 from fallow.config import Config
 from fallow.data.sources import Source
 from fallow.errors import UserError
+from fallow.methods.state import State
 
 ANYWAY = "or go on with it as it is with --anyway (in Python anyway=True)"
 FILES = ("folder", "csv", "numpy")  # kinds of data that name a path
@@ -171,6 +172,13 @@ class Origin:
         note = {"after_round": round, "differs": told}
         if told and note not in self.changed:
             replace(self, changed=[*self.changed, note])._write(folder)
+
+
+def check_model(fresh: Any, kept: Any, folder: Path) -> None:
+    """A checkpoint's model must fit the model that the settings name, whatever was said."""
+    sizes = [{name: tuple(t.shape) for name, t in state.groups.items()} for state in (fresh, kept) if isinstance(state, State)]
+    if len(sizes) == 2 and sizes[0] != sizes[1]:
+        raise UserError(f"the checkpoint of {folder} is of another model than config.yaml names", "put the old model back, or start a new run")
 
 
 def _refused(told: list[str], remedy: str, anyway: bool) -> list[str]:
