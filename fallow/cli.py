@@ -162,7 +162,8 @@ def list_(
         found = rows(what, data_dir, times)
     console.rows(found)
     if times:
-        console.say(f"\n{TIMES}")
+        console.print()
+        console.say(TIMES)
 
 
 @app.command()

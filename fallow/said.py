@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 CONTROL = {c: repr(chr(c))[1:-1] for c in (*range(32), *range(127, 160))}  # a name must not steer the terminal
-LINES = {c: shown for c, shown in CONTROL.items() if chr(c) not in "\n\t"}
+LINES = {c: shown for c, shown in CONTROL.items() if chr(c) != "\n"}
+LONGEST = 2500  # characters of a sentence
 
 
 class Speaker(Console):
@@ -26,11 +27,13 @@ class Speaker(Console):
         super().print(*[printable(o, LINES) if isinstance(o, str) else o for o in objects], **how)
 
     def say(self, text: str) -> None:
-        """A text as it is, on as few lines as it has."""
-        self.print(text, soft_wrap=True)
+        """A text on one line, however long."""
+        self.print(printable(text), soft_wrap=True)
 
     def complain(self, sentence: str) -> None:
         """A user's mistake, on one line."""
+        if len(sentence) > LONGEST:  # somebody typed a novel
+            sentence = f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
         self.print(Text.assemble(("error:", "red"), f" {printable(sentence)}"), soft_wrap=True)
 
     def rows(self, rows: list[tuple[str, ...]]) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fallow import disk, targets
-from fallow.config import merge, parse_pairs, read_yaml
+from fallow.config import merge, parse_pairs, read_yaml, shown
 from fallow.data import sources
 from fallow.errors import UserError, suggest
 from fallow.report import published
@@ -77,9 +77,10 @@ class Grids:
                 raise UserError(
                     f"{key} cannot be set for a whole table", "choose entries with --only, seeds with --seeds"
                 )
-        self.entries = [e for e in self._all() if _wanted(e, list(only))]
+        wanted = _wanted(list(only))
+        self.entries = [e for e in self._all() if all(any(_agrees(e, name, *v) for v in values) for name, values in wanted.items())]
         if not self.entries:
-            raise UserError(f"nothing in the table agrees with {' '.join(only)}", f"its cells are: {self._cells()}")
+            raise UserError(f"nothing in the table agrees with {shown(' '.join(only))}", f"its cells are: {self._cells()}")
 
     def _all(self) -> Iterator[Entry]:
         """The printed entries; of a table without published figures all rows in all cells."""
@@ -126,15 +127,15 @@ def _tables(paper: str) -> list[str]:
     return [n.split("/")[1] for n in recipes() if n.startswith(f"{paper}/") and not n.endswith("/base")]
 
 
-def _wanted(entry: Entry, only: list[str]) -> bool:
-    """Whether an entry agrees with each key of `only`; values of one key are alternatives."""
+def _wanted(only: list[str]) -> dict[str, list[tuple[str, Any]]]:
+    """What an entry is to agree with: of each key one of the values, as it was typed and as it is read."""
     wanted: dict[str, list[tuple[str, Any]]] = {}
     for pair in only:
         name, equals, text = pair.partition("=")
         if not equals:
             raise UserError(f"--only {pair!r} is not key=value", "write for example --only data=cifar10")
         wanted.setdefault(name, []).append((text, parse_pairs([f"value={text}"])["value"]))
-    return all(any(_agrees(entry, name, text, value) for text, value in values) for name, values in wanted.items())
+    return wanted
 
 
 def _agrees(entry: Entry, name: str, text: str, value: Any) -> bool:
