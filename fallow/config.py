@@ -391,12 +391,12 @@ def _known(kind: type[BaseModel], values: Mapping[str, Any], prefix: str = "") -
     return out
 
 
-LARGEST = {int: 2**63 - 1, float: 3e38}  # of 64 bits; of 32 bits
+HOLDS = {int: 2**63 - 1, float: 3e38}  # of 64 bits; of 32 bits
 
 
 def _check_size(name: str, value: Any) -> None:
     """Refuses what no machine number holds and no path can have, before anybody computes with it."""
-    most = LARGEST.get(type(value))
+    most = HOLDS.get(type(value))
     if most is not None and most < abs(value) != math.inf:
         raise UserError(f"{name}={shown(value)} is not allowed", f"give a number between -{most:g} and {most:g}")
     if isinstance(value, str) and "\0" in value:
