@@ -99,8 +99,10 @@ class Keep:
 
     def _save(self, client: int) -> None:
         path = self._path(client)
-        with disk.told(path):
-            self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.folder.is_dir():
+            with disk.told(path):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            disk.sync(self.folder.parent)
         shape, tensors = pack(self._memory[client], self.layouts)
         data = save({k: t.cpu().contiguous() for k, t in tensors.items()}, {"shape": json.dumps(shape)})
         disk.write(path, data)

@@ -9,6 +9,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -211,7 +212,7 @@ class RunFolder:
             return
         shape, tensors = pack(entries, layouts)
         data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
-        noted = self._unchanging()
+        noted, first = self._unchanging(), not self.checkpoints.is_dir()
         files = {f"checkpoint/{round}/{SERVER}": manifest.sha256(data), **{f"keep/{n}": digest for n, digest in records.items()}}
         metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
         index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
@@ -219,9 +220,10 @@ class RunFolder:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
         try:
-            if self.metrics.exists():
-                disk.sync(self.metrics)
-            disk.write(part / SERVER, data)
+            with ThreadPoolExecutor(1) as beside:
+                synced = beside.submit(disk.sync, self.metrics if self.metrics.exists() else self.path)
+                disk.write(part / SERVER, data)
+                synced.result()
             disk.write(part / "index.json", manifest.sealed(index))
             disk.sync(part)
         except UserError:
@@ -230,7 +232,8 @@ class RunFolder:
         with disk.told(final):
             part.rename(final)
             disk.sync(self.checkpoints)
-            disk.sync(self.path)
+            if first:  # later on the run's folder has no new entries
+                disk.sync(self.path)
         self._covered, self._records[round] = metrics, set(records)
         self._prune(round)
 
@@ -380,7 +383,7 @@ class RunFolder:
         except FileNotFoundError:
             return False
         except (UserError, ValueError) as e:
-            cause = e.cause if isinstance(e, UserError) else f"{self.summary} is damaged"
+            cause = e.cause if isinstance(e, UserError) else f"{self.summary} is not the one that {manifest.NAME} names"
             warn(f"{cause}; it is written again from the checkpoint")
             return False
 
