@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 _heard = False
@@ -24,7 +25,8 @@ def main() -> None:
         raise
     finally:
         if signal.getsignal(signal.SIGINT) is _interrupted:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # while Python ends a KeyboardInterrupt would be printed
+            _flush()
+            signal.signal(signal.SIGINT, _quit)  # while Python ends a KeyboardInterrupt would be printed
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
@@ -32,9 +34,19 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     _heard = True
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):  # nothing is begun yet, and imports swallow exceptions
-            os._exit(130)
+            _quit()
         frame = frame.f_back
     raise KeyboardInterrupt
+
+
+def _quit(*_: object) -> None:
+    os._exit(130)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # a closed pipe
+            stream.flush()
 
 
 _interrupted.of_fallow = True  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -118,7 +119,7 @@ def _spec(module: str, root: Path) -> ModuleSpec | None:
 
 def _files(file: Path, root: Path, package: str) -> dict[str, bytes]:
     """A file and those below the root that it imports, they in turn too; of an installed package only its own."""
-    installed = bool(INSTALLED & set(root.parts)) or Path(sys.base_prefix) in root.parents
+    installed = bool(INSTALLED & set(root.parts)) or Path(sysconfig.get_path("stdlib")) in (root, *root.parents)
     only = package.partition(".")[0] if installed else None
     found: dict[str, bytes] = {}
     waiting = [(file, package)]
@@ -133,7 +134,7 @@ def _files(file: Path, root: Path, package: str) -> dict[str, bytes]:
             raise UserError(f"{path} cannot be read ({e.strerror})", "change its permissions") from None
         for module in _imports(found[name], inside) if path.suffix == ".py" else ():
             top = module.partition(".")[0]
-            if top != "fallow" and only in (None, top) and not (installed and only is None):
+            if top != "fallow" and only in (None, top):
                 waiting += _modules(module, root)
     return found
 

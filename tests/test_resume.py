@@ -156,6 +156,12 @@ def test_interrupted_while_importing(module: str, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
+def test_interrupted_while_python_ends(tmp_path: Path) -> None:
+    pressed = "import atexit, os, signal; from fallow.__main__ import main; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT)); main()"
+    ended = subprocess.run([sys.executable, "-c", pressed, "list", "views"], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (130, "") and "weak" in ended.stdout
+
+
 @pytest.mark.parametrize("moment", ["round", "keep", "append", "commit"])
 def test_interrupted_at_the_worst_moment(moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C while a round trains, takes effect, is written down or is committed."""
