@@ -21,6 +21,7 @@ from PIL import Image
 
 import fallow
 from attack import mutate
+from fallow.config import takes
 from fallow.methods import REGISTERED, find
 from fallow.runs.settings import recipes as bundled
 
@@ -243,26 +244,60 @@ ODD = [
 ]  # fmt: skip
 LONG = re.compile(r"steps|epochs|rounds|passes|samples|clients|batch|wait|warm|size|every|lr$")  # by which a run may honestly take for ever
 LARGE = re.compile(r"^[0-9_]{4,}$|^0x|^1e")
-NAMES = sorted({n for m in REGISTERED for n in find(m).Options.model_fields} - {"compile", "track"})
-SECTIONS = [f"{s}.{n}" for s in ("image", "augment") for n in type(find("fedavg").Options.model_fields[s].default).model_fields]
+COUNTS = ["0", "1", "2", "3", "7", "100", "2147483648", "9007199254740993", "4611686018427387904"]
+NUMBERS = ["0", "1e-300", "1e-9", "0.1", "0.5", "0.999999", "1", "2.5", "1e6", "1e30", "3e38"]
+TEXTS = {
+    "partition": ["iid", "iid:spread", "iid:stratified", "dirichlet-equal:0.5", "dirichlet-capped:1e-9", "dirichlet-client:1e30", "dirichlet-client:1e-300", "dirichlet-capped:1e300", "dirichlet-capped:0.3,min_size=5", "shards:2", "shards:1000", "skew:0.4", "skew:1", "class-pairs", "batch-non-iid", "natural"],
+    "schedule": ["constant", "cosine", "cosine-7-16", "cosine,warmup=5", "cosine,horizon=1e-300", "cosine,floor=1e30", "cosine-7-16,turns=1e300,by=step", "cosine,warmup=-1"],
+    "unlabelled_batch": ["1", "full", "equal", "ratio:2", "ratio:999999999", "match-steps", "match-steps:floor"],
+    "model": ["small-cnn", "emnist-cnn", "emnist-cnn:rgd", "resnet9"], "labelled": ["weak", "strong", "plain", "ra-mc"],
+}  # fmt: skip
+
+
+def known(method: str) -> dict[str, str]:
+    """A method's keys, those of sections too, and what each takes."""
+    out = {}
+    for name, f in find(method).Options.model_fields.items():
+        inside = getattr(type(f.default), "model_fields", None)
+        out |= {f"{name}.{n}": takes(g.annotation) for n, g in inside.items()} if inside else {name: takes(f.annotation)}
+    return {n: t for n, t in out.items() if n not in ("compile", "track", "method", "data", "capture", "fused")}
+
+
+KNOWN = {method: known(method) for method in REGISTERED}
+NAMES = sorted({name for names in KNOWN.values() for name in names})
 FIGURES = ["accuracy", "labels", "labellers", "partition", "bias", "diversity", "classes"]
 
 
 def pair(r: random.Random) -> str:
-    name = r.choice([*NAMES, *SECTIONS]) if r.random() < 0.9 else r.choice(ODD)
-    value = r.choice([v for v in ODD if not (LONG.search(name) and LARGE.search(v))])
-    return f"{name}={value}"
+    """Any key with any value."""
+    name = r.choice(NAMES) if r.random() < 0.9 else r.choice(ODD)
+    return f"{name}={r.choice([v for v in ODD if not (LONG.search(name) and LARGE.search(v))])}"
+
+
+def fitting(r: random.Random, method: str) -> str:
+    """A key of a method with a value of its kind, ordinary or extreme."""
+    name, kinds = r.choice([*KNOWN[method].items()])
+    values = [w for w in kinds.split(" | ") if w not in ("whole number", "number", "text", "a list")]
+    values += COUNTS if "whole number" in kinds else NUMBERS if "number" in kinds else []
+    values += next((v for n, v in TEXTS.items() if n in name), ["none", "auto"]) if "text" in kinds else []
+    values += ["classes,prior", "labels", "diversity"] if "a list" in kinds else []
+    return f"{name}={r.choice([v for v in values if not (LONG.search(name) and LARGE.search(v))] or ['1'])}"
 
 
 def words(base: Base, here: Path, r: random.Random) -> Case:
     shutil.copytree(base.done, here / "done")
     shutil.copytree(base.images, here / "images")
     (here / "r.yaml").write_text(PLAIN)
-    odd = lambda *usual: r.choice(usual) if usual and r.random() < 0.6 else r.choice(ODD)
+    odd = lambda *usual: r.choice(usual) if usual and r.random() < 0.75 else r.choice(ODD)
     pairs = [pair(r) for _ in range(r.choice([1, 1, 2, 3]))]
-    flags = [r.choice(["--out", "--name", "--data-dir", "--stop-after", "--debug", "--quiet", "-o", "--help", "-x"]), odd()] if r.random() < 0.2 else []
+    method = r.choice([*REGISTERED])
+    fit = [f"method={method}", *(["labels=server", "label_count=20"] if "server" in find(method).scenarios else ["labels=clients", "label_count=20"])]
+    fit += [fitting(r, method) for _ in range(r.choice([1, 2, 3, 5]))]
+    flags = [r.choice(["--out", "--name", "--data-dir", "--stop-after", "--quiet", "-o", "--help", "-x"]), odd()] if r.random() < 0.1 else []
     picture = ["--picture", odd("p.png", "p.svg", "done", "done/config.yaml")]
     choices: list[list[str]] = [
+        *[["run", *QUICK, "data=few-digits", *fit, "-q"]] * 6,
+        ["split", *QUICK, "data=few-digits", *fit, "--picture", "p.png"],
         ["run", *QUICK, "data=few-digits", "label_count=20", *pairs, "-q"],
         ["run", *QUICK, "data=few-digits", *pairs, f"--name={odd('x')}", f"--out={odd('runs', 'done')}", "-q"],
         ["run", "--help", *pairs],

@@ -20,7 +20,7 @@ import pytest
 
 from attack.cases import GROUPS, Base, Case
 
-SHORT = {"folders": 40, "recipes": 60, "data": 50, "words": 70}
+SHORT = {"folders": 40, "recipes": 50, "data": 40, "words": 60}
 SEED = os.environ.get("FALLOW_ATTACK_SEED", "0")
 ONE = os.environ.get("FALLOW_ATTACK_CASE", "")
 LONG = int(os.environ.get("FALLOW_ATTACK", "5000"))
