@@ -145,10 +145,12 @@ def _folder(name: str | None, keys: dict[str, Any], said: str, is_reading: bool)
 
 # -- how it stands -----------------------------------------------------------------------------------------------------
 def state(queue: Queue, job: Job) -> str:
-    """done, begun, new, or held: by a process that is no child of ours."""
+    """done (also where only its result is left), begun, new, or held: by a process that is no child of ours."""
     folder = queue.folder(job)
     if not folder.path.exists():
-        return "new"
+        kept = RunFolder(queue.collect / job.place) if queue.collect else folder
+        same = kept.config.is_file() and not differences(read_yaml(kept.config), job.options.model_dump(mode="json"))
+        return "done" if same and kept.concluded() == "finished" else "new"
     try:
         with folder.locked():
             if not folder.config.is_file():
@@ -165,7 +167,7 @@ def state(queue: Queue, job: Job) -> str:
 
 def keep(queue: Queue, job: Job) -> None:
     """A finished run goes to the results, unless it is there."""
-    if queue.collect is None:
+    if queue.collect is None or not queue.folder(job).path.exists():
         return
     target, summary = queue.collect / job.place, queue.folder(job).summary.read_text()
     with suppress(OSError, ValueError, AttributeError):
@@ -309,7 +311,7 @@ class Runner:
         done = state(self.queue, job) == "done"
         if done:
             keep(self.queue, job)
-            self.tell(f"{job.name}: {accuracy(self.queue.folder(job))} (was finished)")
+            self.tell(f"{job.name}: was finished")
         return done
 
     def room(self) -> bool:
