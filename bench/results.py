@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from fallow.config import read_yaml
+from fallow.report.collect import mean_of_last
 from fallow.report.grid import Entry, Grids, Line, differences, read
+from fallow.runs.folder import RunFolder
 from fallow.runs.settings import recipes
 
-TITLE = ("cell", "last", "best", "published", "difference", "within", "seeds", "s a round", "s in all", "commit", "command")
+TITLE = ("cell", "last", "best", "last 30", "published", "difference", "within", "seeds", "s a round", "s in all", "commit", "command")
 CLOSE = 1.5  # points from the published figure that count as within, where its std is smaller
 
 
@@ -77,13 +79,19 @@ def row(grids: Grids, line: Line, place: Path) -> tuple[str, ...]:
         within = verdict(apart, figure.std)
     return (
         f"{entry.paper} {entry.table.removeprefix('table')}: {entry.name}",
-        *(spread(v) for v in (line.last, line.best)), published, difference, within,
+        *(spread(v) for v in (line.last, line.best, thirty(runs))), published, difference, within,
         ", ".join(p.name.removeprefix("seed-") for p in paths),
         f"{statistics.fmean(s['seconds_per_round'] for s in summaries):.2f}",
         f"{statistics.fmean(s['seconds'] for s in summaries):.0f}",
         ", ".join(sorted({str(s.get("commit") or "-")[:7] for s in summaries})),
         commands(grids, entry, paths),
     )  # fmt: skip
+
+
+def thirty(runs: dict[Path, Any]) -> list[float]:
+    """Means of the tests in the last 30 rounds; of those that are left, where it was not made of all."""
+    means = [s.get("mean_last_30") or mean_of_last(RunFolder(p).rows(), 30) for p, s in runs.items()]
+    return [100 * m for m in means if m is not None]
 
 
 def verdict(apart: float, std: float | None) -> str:

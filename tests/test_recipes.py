@@ -6,13 +6,14 @@ from fallow.config import merge
 from fallow.data.partitions import parse
 from fallow.errors import UserError
 from fallow.methods import find
+from fallow.methods.parts.meta_pseudo import multiplier
 from fallow.report import published
 from fallow.report.grid import Grids
 from fallow.report.published import table_name
 from fallow.runs.settings import Grid, recipe, recipes, resolve, slug
 
 TABLES = [n for n in recipes() if Grid.of(recipe(n))]
-UNPRINTED = {"feddure/table1-short", "fedrgd/table2-literal"}  # other settings of printed cells, by name
+UNPRINTED = {"feddure/table1-short", "fedrgd/table2-literal", "neutral/table1"}  # other settings of printed cells, by name; no paper's
 PRINTED = [n for n in TABLES if n not in UNPRINTED]
 PAPERS = {"feddure": "FedDure", "fedrgd": "FedRGD", "feddb": "FedDB", "fedloke": "FedLoKe", "semifl": "SemiFL"}
 
@@ -205,3 +206,18 @@ def test_a_table_of_ones_own(tmp_path):
         "inherit: feddb/base\nrows: {A: {method: fedavg}, B: {method: uda}}\nown: B\ncells: {digits: {many: {label_count: 9}}}"
     )
     assert settings(str(path)).method == "uda" and settings(str(path), method="A", lr=1).lr == 1
+
+
+def test_the_neutral_table_differs_in_methods_alone():
+    """Same data, steps, batches, views, optimiser and averages' weights; a norm has its own references beside it."""
+    shared = ("partition", "label_ratio", "clients", "active", "rounds", "batch", "unlabelled_batch", "model", "optimizer",
+              "momentum", "weight_decay", "clip", "clip_value", "schedule", "weights", "augment", "optimizer_state")  # fmt: skip
+    cell = {"data": "cifar10", "setting": "alpha=0.5"}
+    made = {row: settings("neutral/table1", method=row, **cell) for row in Grid.of(recipe("neutral/table1")).rows}
+    for o in made.values():
+        assert {k for k in shared if getattr(o, k) != getattr(made["FixMatch"], k)} == set()
+        assert o.steps + getattr(o, "warm_steps", 0) * (o.method == "feddure") == 15
+    assert {o.norm for row, o in made.items() if row not in ("FedRGD", "FixMatch, GN", "FedAvg, labels alone, GN")} == {"bn"}
+    dure, others = made["FedDure"], {o.lr for row, o in made.items() if row != "FedDure"}
+    mean = sum(dure.lr * multiplier(s, dure.steps, dure.lr_warmup) for s in range(15)) / 15
+    assert others == {0.03} and mean == pytest.approx(0.03, rel=0.1)

@@ -25,19 +25,25 @@ def thin(run_folder: str | Path, target: str | Path) -> Path:
     if not folder.summary.is_file():
         raise UserError(f"the run {folder.path} has not ended", f"finish it with `fallow resume {folder.path}`")
     try:
-        summary = folder.verified(folder.summary.name)
-        best = dict(json.loads(summary)).get("best_round")
+        summary = dict(json.loads(folder.verified(folder.summary.name)))
     except (ValueError, TypeError):
         raise UserError(f"the summary of the run {folder.path} is damaged", f"write it anew with `fallow resume {folder.path}`") from None
     rows = folder.rows()
+    summary.setdefault("mean_last_30", mean_of_last(rows, 30))  # while all rounds are there
     if len(rows) > ROWS:
-        rows = _kept(rows, best)
+        rows = _kept(rows, summary.get("best_round"))
     with disk.told(target):
         target.mkdir(parents=True, exist_ok=True)
     disk.write(target / "config.yaml", re.sub(r"(?m)^data_dir: .*$", "data_dir: null", folder.config.read_text()))
     disk.write(target / "metrics.jsonl", "".join(written(r) for r in rows))
-    disk.write(target / "summary.json", summary)
+    disk.write(target / "summary.json", json.dumps(summary, indent=1) + "\n")
     return target
+
+
+def mean_of_last(rows: list[dict[str, Any]], rounds: int) -> float | None:
+    """The mean accuracy of the tests in the last so many rounds."""
+    tested = [r["accuracy"] for r in rows if r["round"] > rows[-1]["round"] - rounds and r.get("accuracy") is not None]
+    return sum(tested) / len(tested) if tested else None
 
 
 def _kept(rows: list[dict[str, Any]], best: int | None) -> list[dict[str, Any]]:

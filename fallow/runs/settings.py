@@ -175,6 +175,11 @@ class Grid:
 
     def chosen(self, given: Keys) -> tuple[Keys, Keys]:
         """The keys of the one row and cell that agree with what is given, and what else is given."""
+        row, cell, rest = self.place(given)
+        return self.keys(row, cell), rest
+
+    def place(self, given: Keys) -> tuple[str, Cell, Keys]:
+        """The one row (none of the table's: "") and cell that agree with what is given, and what else is given."""
         given = dict(given)
         row = self._row(given)
         setting = given.pop("setting", None)
@@ -192,7 +197,7 @@ class Grid:
             cause = "several cells of the table agree" if cells else "no cell of the table agrees"
             listed = cells or [c for c in self.cells if c.data == wanted.get("data")] or self.cells
             raise UserError(f"{cause} with {asked or 'no keys'}", f"choose one: {self._listed(listed)}")
-        return self.keys(row, cells[0]), given
+        return row, cells[0], given
 
     def _row(self, given: Keys) -> str:
         """The row that `method` names, by its printed name or by a method that one row has; taken out of `given`."""
