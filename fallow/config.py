@@ -67,10 +67,10 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _not_endless(self) -> Section:
-        section = "" if isinstance(self, Config) else f"{type(self).__name__.lower()}."
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, int) and value > MOST and not name.endswith("seed"):
+                section = "" if isinstance(self, Config) else f"{type(self).__name__.lower()}."
                 raise ValueError(f"{section}{name} is larger than {MOST:,}; give a smaller count")
         return self
 

@@ -1,5 +1,7 @@
 """Models of one's own for tests: linear ones, whose gradients one can write down."""
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -21,3 +23,24 @@ class Two(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(x)
+
+
+class Dropping(Linear):
+    """Drops inputs in train mode by torch's function, and remembers in which mode it was called."""
+
+    modes: list[bool] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        Dropping.modes.append(self.training)
+        return super().forward(F.dropout(x, 0.8, self.training))
+
+
+class Buffered(Linear):
+    """Has a floating buffer that is no batch norm's."""
+
+    def __init__(self, classes: int, channels: int, size: int):
+        super().__init__(classes, channels, size)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.scale
