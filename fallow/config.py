@@ -70,7 +70,7 @@ class Section(BaseModel):
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, int) and value > MOST and not name.endswith("seed"):
-                section = "" if isinstance(self, Config) else f"{type(self).__name__.lower()}."
+                section = f"{type(self).__name__.lower()}." if type(self).__base__ is Section and type(self).__name__ != "Config" else ""
                 raise ValueError(f"{section}{name} is larger than {MOST:,}; give a smaller count")
         return self
 
