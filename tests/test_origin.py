@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -255,8 +254,8 @@ def test_a_model_that_cannot_be_built(place: Path, fallow_cli: Any) -> None:
     assert f"line {line} of " in (said := fallow_cli("run", f"model={file}:Broken", "rounds=1").sentence) and "'missing'" in said
 
 
-def test_an_old_run_without_a_record_goes_on(place: Path) -> None:
+def test_a_lost_record_is_told(place: Path) -> None:
     run = fallow.run(out="runs", name="run", stop_after=1, **keys(place)).path
     (run / "origin.json").unlink()
-    shutil.rmtree(run / "own")
-    assert fallow.resume(run).summary["status"] == "finished"
+    with pytest.raises(UserError, match="origin.json is missing"):
+        fallow.resume(run)

@@ -24,8 +24,8 @@ ODD = {
     "seed=!!int x": "seed=!!int x is not allowed",
     "nesterov=!!bool x": "nesterov=!!bool x is not allowed",
     "seed=!!timestamp x": "seed=!!timestamp x is not allowed",
-    "seed=" + "9" * 5000: "seed=inf is not allowed",
-    "seed=0x" + "f" * 9000: "seed=a number of thousands of digits is not allowed",
+    "seed=" + "9" * 5000: "seed=999",
+    "seed=0x" + "f" * 9000: "seed=0xfff",
     "seed=99999999999999999999": "seed=99999999999999999999 is not allowed",
     "clients=" + "[" * 3000: "clients=[[[",
     "weight_decay=1e300": "weight_decay=1e+300 is not allowed; give a number between -3e+38 and 3e+38",
@@ -45,7 +45,7 @@ ODD = {
     "[red]=x[/y]": "there is no key '[red]'",
     "a\nb=\x1b[2J": "there is no key 'a\\nb'",
     "seed=\0": "'seed=\\x00' has a NUL character in it",
-    "data={" + "a: {" * 400 + "}" * 401: "data={",
+    "data={" + "a: {" * 400 + "}" * 401: "there is no data set '{a: ",
 }
 
 
@@ -59,7 +59,7 @@ def test_odd_words(word: str, said: str, fallow_cli: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("feddure", "base"), "feddure/base is no table; there are: table1, table2."),
+        (("feddure", "base"), "feddure/base is no table; there are: table1-short, table1, table2."),
         (("feddure", "²"), "feddure has no recipe for its table ²"),
         (("", ""), "there is no paper ''"),
         (("feddure", "1", "--only", "data"), "--only 'data' is not key=value"),

@@ -397,7 +397,7 @@ def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Wa
 def _origin(folder: RunFolder) -> Origin | None:
     """What the run was made from; only a run of an older version has no word of it."""
     origin = Origin.read(folder.path)
-    if origin is None and folder.manifest.exists():
+    if origin is None and folder.manifest.exists() and not folder.is_export():
         raise UserError(f"{folder.path / 'origin.json'} is missing", RESTORE)
     return origin
 

@@ -149,6 +149,12 @@ class RunFolder:
             return None
         return manifest.unsealed(self.manifest)
 
+    def is_export(self) -> bool:
+        """A manifest that cannot be read is no export's."""
+        with suppress(UserError):
+            return bool((self.noted() or {}).get("export"))
+        return False
+
     def begin(self) -> None:
         """Notes settings and federation, before the first round."""
         self.write_manifest()

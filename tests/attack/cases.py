@@ -147,7 +147,7 @@ def _npz(here: Path, r: random.Random) -> tuple[str, list[Path]]:
         name, a = r.choice([*arrays.items()])
         arrays[name] = r.choice([
             lambda: a.astype("f4"), lambda: a.astype("f8") * np.nan, lambda: a.astype(str), lambda: a[:0], lambda: a[:1], lambda: a.reshape(-1),
-            lambda: a.astype("c8"), lambda: a.astype("i8") - 5, lambda: a.astype("u8") + 2**63, lambda: a.astype("u4") * 0 + 2**32 - 1, lambda: a > 0,
+            lambda: a.astype("c8"), lambda: a.astype("i8") - 5, lambda: a.astype("u8") + 2**63, lambda: np.full(a.shape, 2**32 - 1, "u4"), lambda: a > 0,
             lambda: a.astype("i8") * 10**9, lambda: a.astype("M8[s]"), lambda: np.array(a.tolist(), object), lambda: np.array(5), lambda: a.astype("S3"),
         ])()  # fmt: skip
     if r.random() < 0.2:

@@ -93,7 +93,7 @@ def text_damaged(text: str, r: random.Random) -> tuple[str, str]:
 def values_damaged(path: Path, r: random.Random) -> str:
     """A value inside a JSON, JSON lines or YAML file is edited."""
     if path.suffix == ".jsonl":
-        lines = path.read_text().splitlines()
+        lines = path.read_text(errors="replace").splitlines()
         if not lines:
             return "nothing"
         at = r.randrange(len(lines))
@@ -111,7 +111,7 @@ def values_damaged(path: Path, r: random.Random) -> str:
         path.write_text("".join(line + "\n" for line in lines))
         return f"line {at + 1}: {how}"
     read, write = (json.loads, json.dumps) if path.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
-    new, what = edited(read(path.read_text()), r)
+    new, what = edited(read(path.read_text(errors="replace")), r)
     path.write_text(write(new), errors="backslashreplace")
     return what
 
