@@ -257,5 +257,5 @@ def test_a_model_that_cannot_be_built(place: Path, fallow_cli: Any) -> None:
 def test_a_lost_record_is_told(place: Path) -> None:
     run = fallow.run(out="runs", name="run", stop_after=1, **keys(place)).path
     (run / "origin.json").unlink()
-    with pytest.raises(UserError, match="origin.json is missing"):
+    with pytest.raises(UserError, match="is missing"):
         fallow.resume(run)

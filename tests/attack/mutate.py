@@ -111,7 +111,11 @@ def values_damaged(path: Path, r: random.Random) -> str:
         path.write_text("".join(line + "\n" for line in lines))
         return f"line {at + 1}: {how}"
     read, write = (json.loads, json.dumps) if path.suffix == ".json" else (yaml.safe_load, yaml.safe_dump)
-    new, what = edited(read(path.read_text(errors="replace")), r)
+    try:
+        new, what = edited(read(path.read_text(errors="replace")), r)
+    except (ValueError, yaml.YAMLError):  # an earlier mutation has damaged it already
+        path.write_bytes(b"")
+        return "emptied"
     path.write_text(write(new), errors="backslashreplace")
     return what
 
