@@ -101,7 +101,7 @@ def test_of_a_clients_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(find("fedavg"), "end", ends_with(limit=INF))
     f.round(1)  # infinite: a method's own affair
     monkeypatch.setattr(find("fedavg"), "end", ends_with(extra=NAN))
-    fails(f, "the weights of client 0 became NaN")
+    fails(f, r"the weights of client \d became NaN")
 
 
 def test_of_what_a_client_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_of_a_kept_optimiser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return Update(model=party.model.state)
 
     monkeypatch.setattr(find("fedavg"), "end", end)
-    fails(f, "the weights of client 0 became NaN or infinite")
+    fails(f, r"the weights of client \d became NaN or infinite")
 
 
 def whole(path: Path, **keys: Any) -> Federated:
@@ -178,7 +178,7 @@ def test_a_class_that_is_ruled_out_is_no_divergence(tmp_path: Path, monkeypatch:
 
 
 def test_the_servers_step(fallow_cli: Any) -> None:
-    words = "method=fixmatch label_count=50 clients=3 steps=3 rounds=1".split()
+    words = ["method=fixmatch", "label_count=50", "clients=3", "steps=3", "rounds=1"]
     told = fallow_cli("run", *words, "server_lr=1e300", "--name", "far")
     assert told.sentence == "the numbers of the merge became NaN or infinite in round 1; lower server_lr; the rounds before it are kept."
     assert Path("runs/far/metrics.jsonl").read_text() == "" and not Path("runs/far/checkpoint").exists()
@@ -234,12 +234,12 @@ def test_no_count_is_boundless() -> None:
         kind = find(name).Options
         for key, field in kind.model_fields.items():
             if "whole number" in takes(field.annotation) and not key.endswith("seed"):
-                with pytest.raises(ValueError, match="."):
+                with pytest.raises(ValueError, match="larger than|at most|less than"):
                     kind(**{key: MOST + 1})
     for section in (f.default for f in Config.model_fields.values() if isinstance(f.default, Section)):
         for key, field in type(section).model_fields.items():
             if "whole number" in takes(field.annotation):
-                with pytest.raises(ValueError, match="."):
+                with pytest.raises(ValueError, match="larger than|at most|less than"):
                     type(section)(**{key: MOST + 1})
 
 
