@@ -169,6 +169,20 @@ def test_of_the_test(logit: float, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     fails(f, "the logits of the test set became NaN or infinite")
 
 
+def test_of_a_local_model_that_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Class accuracies of a client's own model come from its logits alone, without a loss."""
+    f = set_up(tmp_path, method="fedavg", labels="clients", epochs=1, measure="prior", eval_every=9)
+    f.round(0)
+    right, calls = f.executor.infer, []
+
+    def infer(*words: Any) -> torch.Tensor:
+        calls.append(words)
+        return right(*words) * (NAN if len(calls) == 2 else 1.0)  # the server's first
+
+    monkeypatch.setattr(f.executor, "infer", infer)
+    fails(f, "the logits of the test set became NaN or infinite")
+
+
 def test_a_class_that_is_ruled_out_is_no_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = set_up(tmp_path, method="fedavg", labels="clients", epochs=1)
     logits = torch.tensor([[0.0, 1.0, -INF]]).repeat(6, 1)  # of the six, two are of class 1 and two of class 2
@@ -234,12 +248,12 @@ def test_no_count_is_boundless() -> None:
         kind = find(name).Options
         for key, field in kind.model_fields.items():
             if "whole number" in takes(field.annotation) and not key.endswith("seed"):
-                with pytest.raises(ValueError, match="larger than|at most|less than"):
+                with pytest.raises(ValueError, match=r"larger than|at most|less than"):
                     kind(**{key: MOST + 1})
     for section in (f.default for f in Config.model_fields.values() if isinstance(f.default, Section)):
         for key, field in type(section).model_fields.items():
             if "whole number" in takes(field.annotation):
-                with pytest.raises(ValueError, match="larger than|at most|less than"):
+                with pytest.raises(ValueError, match=r"larger than|at most|less than"):
                     type(section)(**{key: MOST + 1})
 
 
