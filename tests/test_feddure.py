@@ -195,6 +195,8 @@ def test_toy_ablations_of_table_2():
     close(s.virtual, 0.4668014158775204, 1e-14), close(s.losses["freg"], 1.3202722378706349, 1e-14)
     close(by_name(s, "freg", s.moved["freg"])["outer.bias"], [0.009999099113794863], 1e-14)
     assert set(s.nets) == {"model", "freg"} and "reward" not in s.logs
+    other = toy(creg=False, virtual_lr=7.0)  # theta's virtual step is by its own rate, C-reg's is not in it
+    close(other.losses["freg"], 1.3202722378706349, 1e-14)
     s = toy(freg="threshold", threshold=0.44)
     close(mean_of(s, "reward"), -0.04587820075873261, 1e-14), close(s.losses["model"], 1.8336594816361624, 1e-14)
     assert set(s.nets) == {"model", "creg"}

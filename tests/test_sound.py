@@ -101,7 +101,7 @@ def test_of_a_clients_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(find("fedavg"), "end", ends_with(limit=INF))
     f.round(1)  # infinite: a method's own affair
     monkeypatch.setattr(find("fedavg"), "end", ends_with(extra=NAN))
-    fails(f, "the weights of client [01] became NaN")
+    fails(f, r"the weights of client \d became NaN")
 
 
 def test_of_what_a_client_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_of_a_kept_optimiser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return Update(model=party.model.state)
 
     monkeypatch.setattr(find("fedavg"), "end", end)
-    fails(f, "the weights of client [01] became NaN or infinite")
+    fails(f, r"the weights of client \d became NaN or infinite")
 
 
 def whole(path: Path, **keys: Any) -> Federated:
@@ -166,6 +166,20 @@ def test_of_the_test(logit: float, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     logits = torch.zeros(6, 3)
     logits[4, 1] = logit
     monkeypatch.setattr(f.executor, "infer", lambda *_: logits)
+    fails(f, "the logits of the test set became NaN or infinite")
+
+
+def test_of_a_local_model_that_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Class accuracies of a client's own model come from its logits alone, without a loss."""
+    f = set_up(tmp_path, method="fedavg", labels="clients", epochs=1, measure="prior", eval_every=9)
+    f.round(0)
+    right, calls = f.executor.infer, []
+
+    def infer(*words: Any) -> torch.Tensor:
+        calls.append(words)
+        return right(*words) * (NAN if len(calls) == 2 else 1.0)  # the server's first
+
+    monkeypatch.setattr(f.executor, "infer", infer)
     fails(f, "the logits of the test set became NaN or infinite")
 
 

@@ -381,3 +381,13 @@ def test_cuda_equals_cpu_and_never_waits(name):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         assert torch.equal(out.cpu(), views("strong", images, keys))
+
+
+@pytest.mark.parametrize("name", [*STRONG, "weak", "weak-zero-cutout", "plain"])
+def test_any_memory_format(name):
+    """What a view writes into is its own, contiguous memory, whatever it is given."""
+    views, images, keys = make(strong=name), noise(6), keys_of(6)
+    for given in (images.contiguous(memory_format=torch.channels_last), images.permute(0, 1, 3, 2).contiguous().permute(0, 1, 3, 2)):
+        before = given.clone()
+        assert not given.is_contiguous() and torch.equal(views("strong", given, keys), views("strong", images, keys))
+        assert torch.equal(views.uint8("strong", given, keys), views.uint8("strong", images, keys)) and torch.equal(given, before)
