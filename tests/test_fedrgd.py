@@ -447,6 +447,7 @@ class Recording(FedRGD):
 
 
 @pytest.mark.parametrize("norm, labels, threshold", [("bn", "server", 0.14), ("gn", "clients", 0.19)])
+@pytest.mark.usefixtures("in_double")
 def test_rounds_equal_plain_torch(tmp_path, norm, labels, threshold):
     """3 of 4 clients in groups of 2 and 1: CRL, Nesterov SGD whose momentum stays with the position, Eq. 7."""
     SEEN.clear()
@@ -495,10 +496,10 @@ def test_rounds_equal_plain_torch(tmp_path, norm, labels, threshold):
     assert 0 < passed < 18, "some labels pass, some do not"
     ours = fed.server.model
     for (name, _), theirs in zip(net.named_parameters(), average):
-        assert torch.allclose(ours[name], theirs, atol=2e-5), name
+        assert torch.allclose(ours[name], theirs, atol=1e-9), name
     if norm == "bn":
         for name, theirs in places[3].named_buffers():
-            assert torch.allclose(ours[name].float(), theirs.float(), atol=1e-4), f"{name}: the server's own statistics"
+            assert torch.allclose(ours[name].float(), theirs.float(), atol=1e-9), f"{name}: the server's own statistics"
 
 
 def test_one_group_is_fedavg_with_a_server_bit_for_bit(tmp_path):

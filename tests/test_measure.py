@@ -125,6 +125,7 @@ def test_measuring_is_no_part_of_what_a_run_is() -> None:
     {"method": "fixmatch", "batch": "full", "unlabelled_batch": "full", "threshold": 0.11},
     {"method": "fedrgd", "average": "grouped", "groups": 2, "batch": "full", "unlabelled_batch": "full", "threshold": 0.11},
 ], ids=lambda k: k["method"])  # fmt: skip
+@pytest.mark.usefixtures("in_double")
 def test_one_plain_step_has_the_gradients_diversity(keys: dict[str, Any], tmp_path: Path) -> None:
     """11.5: scaling changes nothing, so w - lr g tells g. In later rounds too, and from the groups' own starts."""
     sgd = {"momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "schedule": "constant", "steps": None, "epochs": 1, "lr": 0.5}
@@ -136,6 +137,7 @@ def test_one_plain_step_has_the_gradients_diversity(keys: dict[str, Any], tmp_pa
             assert found[f"gradient/users/{form}"] == pytest.approx(found[f"update/users/{form}"], rel=1e-4)
 
 
+@pytest.mark.usefixtures("in_double")
 def test_sixteen_numbers_against_plain_torch(tmp_path: Path) -> None:
     """FedRGD with its server: full-data gradients and whole updates, made here without the engine's steps."""
     keys = {"method": "fedrgd", "labels": "server", "label_count": 30, "groups": 2, "active": 4, "threshold": 0.11}

@@ -319,13 +319,14 @@ def test_the_first_step_feels_no_pull(tmp_path: Path) -> None:  # 6.15.2
 
 
 @pytest.mark.parametrize("name", ["fixmatch", "uda"])
+@pytest.mark.usefixtures("in_double")
 def test_nothing_accepted_is_fedavg(name: str, tmp_path: Path) -> None:  # 6.15.3, 17.3
     plain = parameters(tmp_path, "fedavg", norm="gn")
     for keys in ({"threshold": 2.0}, {"weight": 0.0}):
         other = parameters(tmp_path, name, norm="gn", weights="labelled", **keys)
-        torch.testing.assert_close(other, plain, rtol=0, atol=1e-6)
+        torch.testing.assert_close(other, plain, rtol=0, atol=1e-9)
     by_itself = parameters(tmp_path, name, weights="labelled", pseudo_label_mode="eval", threshold=2.0, weight=0.0, norm="none")
-    torch.testing.assert_close(by_itself, parameters(tmp_path, "fedavg", norm="none"), rtol=0, atol=1e-6)
+    torch.testing.assert_close(by_itself, parameters(tmp_path, "fedavg", norm="none"), rtol=0, atol=1e-9)
 
 
 def test_the_server_beside_does_not_see_the_clients(tmp_path: Path) -> None:  # 6.15.10
