@@ -30,12 +30,13 @@ from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
+from fallow.runs import automatic
 from fallow.runs import origin as origins
 from fallow.runs.folder import Row, RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
 from fallow.runs.origin import Origin
-from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
+from fallow.runs.settings import EDITABLE, are_fitted, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 
@@ -284,10 +285,15 @@ def prepare(
         given.setdefault("data", source.name)
     plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
     base = recipe(recipe_name or "default") if recipe_name or plain else {}
+    fit = are_fitted(base, given)
     method, options = resolve(base, given, trust)
+    said = automatic.given(options)
     source = load_source(options, source, download)
     options = _completed(method, options, source)
-    return method, options, source, make_federation(options, source)
+    federation = make_federation(options, source)
+    if fit:
+        options = automatic.fitted(method, options, said, source, federation)
+    return method, options, source, federation
 
 
 def _completed(method: type[Method], options: Config, source: Source) -> Config:

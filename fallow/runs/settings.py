@@ -26,7 +26,8 @@ from fallow.methods.combining import refused
 from fallow.runs.origin import located, own_code, started_in
 
 Keys = dict[str, Any]
-GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
+GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "defaults")  # of a recipe, beside the keys of a run
+DEFAULTS = ("fitted", "paper")  # what a key gets that nobody gave: what suits the data, or the method's paper
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
 SEEDS = 10_000  # at most
@@ -258,7 +259,7 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
 
     `readings` in a recipe (reading -> keys) adds to the method's, where a data set has its own.
     """
-    recipe_keys, given = dict(recipe_keys), dict(given)
+    recipe_keys, given = dict(recipe_keys), {k: v for k, v in given.items() if k != "defaults"}
     said = {given.get("method"), given.get("model")} - {None} if _plain(given) else set()
     if grid := Grid.of(recipe_keys):
         recipe_keys, given = grid.chosen(given)
@@ -287,6 +288,14 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
         cause, _, remedy = why.partition("; ")
         raise UserError(cause, remedy or "change one of these settings")
     return method, options
+
+
+def are_fitted(recipe_keys: Keys, given: Keys) -> bool:
+    """Whether keys that nobody gave are fitted to the data; `defaults` says so, and the recipes of papers say otherwise."""
+    word = given.get("defaults", recipe_keys.get("defaults", DEFAULTS[0]))
+    if word not in DEFAULTS:
+        raise UserError(f"defaults={shown(word)} is not known", f"give one of {', '.join(DEFAULTS)}")
+    return bool(word == DEFAULTS[0])
 
 
 def _with_counts(given: Keys, recipe_keys: Keys) -> Keys:

@@ -1,0 +1,74 @@
+"""Settings that nobody gave, from what is there: the rule that all methods share (docs/defaults.md has its reasons).
+
+A method adds what it alone has, or sees otherwise, in its `automatic`; constants that are the method stay its paper's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+ROUNDS = 30
+STEPS = (20, 60)  # of a client in a round: fewest, most
+LABELLED = 16  # images with a label in a step
+UNLABELLED = 48  # images without
+LEAST = 8  # images without, where memory is short
+RATES = {"sgd": 0.1, "adam": 2e-3}
+SURE = 0.55  # of the way from a guess to certainty
+RAMP = 1 / 3  # of the rounds
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is there before the first round."""
+
+    classes: int
+    size: int  # of the images, in pixels
+    channels: int
+    labelled: int  # samples with a label, of a party that has some (the median)
+    unlabelled: int  # samples without, of a client (the median)
+    labels: str  # where labels are: server, clients, some, all
+    rounds: int  # given, or by the rule
+    optimizer: str
+    room: int  # images that a step may hold
+
+    @property
+    def batch(self) -> int:
+        """Labelled images of a step."""
+        return max(1, min(LABELLED, self.room // 2))
+
+    @property
+    def unlabelled_batch(self) -> int:
+        """Unlabelled images of a step; each is there in two views."""
+        return max(LEAST, min(UNLABELLED, (self.room - self.batch) // 2))
+
+    @property
+    def steps(self) -> int:
+        """A pass over a client's images, neither shorter nor longer than a round should be."""
+        fewest, most = STEPS
+        passes = max(math.ceil(self.unlabelled / self.unlabelled_batch), math.ceil(self.labelled / self.batch))
+        return min(most, max(fewest, passes))
+
+    @property
+    def threshold(self) -> float:
+        """A confidence as far from a guess among so many classes as is asked for."""
+        return round((1 - SURE) / self.classes + SURE, 3)
+
+    @property
+    def ramp(self) -> int:
+        """Rounds in which something comes into force."""
+        return max(1, round(RAMP * self.rounds))
+
+
+def work(f: Facts) -> dict[str, Any]:
+    """How much a party trains, and how fast."""
+    return {
+        "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
+        "lr": RATES[f.optimizer], "schedule": "cosine",
+    }  # fmt: skip
+
+
+def common(f: Facts) -> dict[str, Any]:
+    """The rule for keys that every method has."""
+    return work(f) | {"augment": {"cutout": max(1, f.size // 4)}}
