@@ -22,6 +22,7 @@ from fallow.data.given import source_of
 from fallow.data.sources import Source
 from fallow.engine import ranks
 from fallow.engine.eager import Eager
+from fallow.engine.evaluating import in_full
 from fallow.engine.keep import Keep
 from fallow.engine.ranks import RankLost, Ranks
 from fallow.engine.round import Executor, Federated
@@ -165,6 +166,7 @@ class Run:
             "best": best[0],
             "best_round": best[1],
             "mean_last_10": sum(tail) / len(tail) if tail else None,
+            "scores": in_full(self.federated) if self.done and status in ("finished", "stopped") else None,
             "rounds": self.done,
             "seconds": round(seconds, 3),
             "seconds_per_round": round(seconds / max(1, len(rows)), 4),
