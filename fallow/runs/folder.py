@@ -349,7 +349,7 @@ class RunFolder:
         self._write_result(self.model, save({n: t.detach().cpu().contiguous() for n, t in state.tensors().items()}))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        self._write_result(self.summary, (json.dumps(plain(summary), indent=1, allow_nan=False) + "\n").encode())
+        self._write_result(self.summary, (laid_out(plain(summary)) + "\n").encode())
 
     def _write_result(self, path: Path, data: bytes) -> None:
         disk.write(path, data)
@@ -405,6 +405,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def laid_out(tree: dict[str, Any], depth: int = 3, indent: str = " ") -> str:
+    """JSON with a line for each key, of so many levels, and lists on one line."""
+    inner = lambda v: laid_out(v, depth - 1, indent + " ") if isinstance(v, dict) and v and depth > 1 else json.dumps(v, allow_nan=False)
+    lines = ",\n".join(f"{indent}{json.dumps(str(name))}: {inner(value)}" for name, value in tree.items())
+    return f"{{\n{lines}\n{indent[1:]}}}"
 
 
 def written(row: Row) -> str:
