@@ -52,6 +52,9 @@ class Source:
     decoded: tuple[int, ...] | None = None  # channels, height and width as read, where `fit` has changed them
     said: tuple[str, ...] = ()  # how one's own files were understood, for people
 
+    def __repr__(self) -> str:
+        return f"Source({self.name!r}, {len(self.classes)} classes, train={self.train}, test={self.test})"
+
     @property
     def channels(self) -> int:
         return self.train.images.shape[1]
