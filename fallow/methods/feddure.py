@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fallow.config import key
 from fallow.methods.base import Net, Plan, Value
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import Facts, work
+from fallow.methods.parts.fitting import work
 from fallow.methods.parts.labelling import hard
 from fallow.methods.parts.losses import ce, cross_entropy
 from fallow.methods.parts.meta_pseudo import MetaPseudo
@@ -66,8 +66,10 @@ class FedDure(MetaPseudo):
         labelled_tail: Literal["keep", "wrap"] = key("keep", "last labelled batch of a pass: smaller, or filled from its start")
 
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
-        return super().automatic(facts) | work(facts) | {"threshold": facts.threshold}
+    def automatic(cls, facts: Any) -> dict[str, Any]:
+        """The released loop has its own schedule."""
+        schedule = {} if facts.o.loop == "regulators" else {"schedule": "constant"}
+        return super().automatic(facts) | work(facts) | {"threshold": facts.threshold} | schedule
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:

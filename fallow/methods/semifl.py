@@ -50,7 +50,7 @@ class SemiFL(Method):
     def automatic(cls, facts: Facts) -> dict[str, Any]:
         """A batch is of accepted images, and of as many labelled ones where a client has both."""
         batch = facts.unlabelled_batch
-        server = {"server_batch": facts.batch} if facts.labels == "server" else {}
+        server = {"server_batch": facts.batch} if facts.o.labels == "server" else {}
         return super().automatic(facts) | {"threshold": facts.threshold, "batch": batch} | server
 
     def holds(self) -> dict[str, Net | Value]:

@@ -50,14 +50,13 @@ def look(method: type[Method], options: Config, said: Mapping[str, Any], source:
     """What is there."""
     parties = [*federation.clients, federation.server]
     return Facts(
+        o=options,
         classes=len(source.classes),
         size=source.size,
         channels=source.channels,
         labelled=_middle(len(p.labelled) for p in parties),
         unlabelled=_middle(len(p.unlabelled) for p in federation.clients),
-        labels=options.labels,
         rounds=options.rounds if "rounds" in said else fitting.ROUNDS,
-        optimizer=options.optimizer,
         room=room(options, source),
     )
 

@@ -9,6 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from fallow.config import Config
+
 ROUNDS = 30
 STEPS = (20, 60)  # of a client in a round: fewest, most
 LABELLED = 16  # images with a label in a step
@@ -23,14 +25,13 @@ RAMP = 1 / 3  # of the rounds
 class Facts:
     """What is there before the first round."""
 
+    o: Config  # the settings as far as they were given; what was not is at its plain default
     classes: int
     size: int  # of the images, in pixels
     channels: int
     labelled: int  # samples with a label, of a party that has some (the median)
     unlabelled: int  # samples without, of a client (the median)
-    labels: str  # where labels are: server, clients, some, all
     rounds: int  # given, or by the rule
-    optimizer: str
     room: int  # images that a step may hold
 
     @property
@@ -65,7 +66,7 @@ def work(f: Facts) -> dict[str, Any]:
     """How much a party trains, and how fast."""
     return {
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
-        "lr": RATES[f.optimizer], "schedule": "cosine",
+        "lr": RATES[f.o.optimizer], "schedule": "cosine",
     }  # fmt: skip
 
 
