@@ -23,6 +23,7 @@ from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, find, is_own
 from fallow.methods.base import Method
 from fallow.methods.combining import refused
+from fallow.runs import lacking
 from fallow.runs.origin import located, own_code, started_in
 
 Keys = dict[str, Any]
@@ -272,12 +273,14 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
     if is_own(name):
         own.named(name, "method") if name in said else own.check(name, "method", "the recipe", trust)
     method = find(name)
+    recipe_keys = without_foreign(recipe_keys, given, method)
     labels = given.get("labels", recipe_keys.get("labels", Config.model_fields["labels"].default))
     reading = given.get("reading", recipe_keys.get("reading", "recommended"))
     more = recipe_keys.pop("readings", None) or {}
     read = merge(method.readings.get(reading, {}), more.get(reading) or {}) if isinstance(reading, str) else {}
     recipe_keys = without(recipe_keys, read)
     defaults = merge(method.scenario_defaults(str(labels)), read)
+    lacking.check(recipe_keys | given, method, name)
     options = validate(method.Options, merge(defaults, recipe_keys, _with_counts(given, recipe_keys)))
     if options.labels not in method.scenarios:
         able = ", ".join(sorted(method.scenarios))
@@ -289,6 +292,14 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
         cause, _, remedy = why.partition("; ")
         raise UserError(cause, remedy or "change one of these settings")
     return method, options
+
+
+def without_foreign(recipe_keys: Keys, given: Keys, method: type[Method]) -> Keys:
+    """A recipe's keys; under another method than its own without those that only its own has."""
+    if given.get("method") in (None, recipe_keys.get("method")):
+        return recipe_keys
+    foreign = lacking.lacking(recipe_keys, method)
+    return {k: v for k, v in recipe_keys.items() if k not in foreign}
 
 
 def are_fitted(recipe_keys: Keys, given: Keys) -> bool:
