@@ -373,6 +373,8 @@ def _print_result(result: Any) -> None:
     s = result.summary
     if s["last"] is not None:
         console.say(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")
+    for told in s.get("warnings", ()):
+        console.warn(f"{told['sentence']}; {told['remedy']}")
     if s["status"] != "finished":
         console.say(f"stopped after round {s['rounds']}; go on with: fallow resume {result.path}")
     console.say(f"run: {result.path}")

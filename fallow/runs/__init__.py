@@ -38,8 +38,9 @@ from fallow.runs.origin import Origin
 from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
+from fallow.runs.watching import Health, facts
 
-Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("end", summary)
+Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
 @dataclass(frozen=True)
@@ -165,6 +166,7 @@ class Run:
         keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.world.device)
         self.federated = Federated(self.world, executor_for(self.world), keep)
         self.done = 0
+        self.health = Health(folder.path, facts(self.world), [])
 
     def restore(self) -> None:
         found = self.folder.restore(self.layouts, self.world.device)
@@ -177,6 +179,7 @@ class Run:
         """Rounds until the end, or until `stop_after` (from 1); commits as it goes."""
         o, watch = self.options, watch or (lambda *_: None)
         stop = min(stop_after or o.rounds, o.rounds)
+        self.health = Health(self.folder.path, self.health.facts, self.folder.rows())
         watch("start", self)
         committed, whole = self.done, True
         terminated = RankLost("another rank has ended, or the run was told to stop") if ranks.count() > 1 else None
@@ -195,6 +198,8 @@ class Run:
                         committed = self.done
                     interrupts.release()
                     watch("round", row)
+                    for finding in self.health.take(row):
+                        watch("warning", finding)
             except BaseException as end:
                 interrupts.hold()
                 expected = isinstance(end, KeyboardInterrupt | Stopped | RankLost)
@@ -244,6 +249,7 @@ class Run:
             "device": _device_name(self.world.device),
             "versions": {"fallow": _version(), "torch": torch.__version__, "python": platform.python_version()},
             "commit": commit(),
+            "warnings": self.health.end(rows),
         }
         if self.done:
             self.folder.write_model(self.federated.model())
