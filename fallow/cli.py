@@ -125,7 +125,7 @@ def run(
         keys["data_dir"] = data_dir
     with stopping(), Bar(console, quiet) as bar:
         result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
-    _print_result(result)
+    _print_result(result, quiet)
 
 
 @app.command()
@@ -145,7 +145,7 @@ def resume(
         result = runs.resume(path, stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
     if not bar.started:
         console.say(f"The run {result.path} is finished; nothing to do.")
-    _print_result(result)
+    _print_result(result, quiet)
 
 
 @app.command("list")
@@ -367,14 +367,18 @@ def _print_keys(recipe: str | None, keys: dict[str, Any], trust: bool) -> None:
     console.rows([("key", "default", "symbol", "takes", "meaning"), *described(method.Options)])
 
 
-def _print_result(result: Any) -> None:
+def _print_result(result: Any, quiet: bool = False) -> None:
+    from fallow.measure import told
+
     if silent:
         return
     s = result.summary
     if s["last"] is not None:
         console.say(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")
-    for told in s.get("warnings", ()):
-        console.warn(f"{told['sentence']}; {told['remedy']}")
+    for sentence in [] if quiet else told.sentences(s):
+        console.say(sentence)
+    for warning in s.get("warnings", ()):
+        console.warn(f"{warning['sentence']}; {warning['remedy']}")
     if s["status"] != "finished":
         console.say(f"stopped after round {s['rounds']}; go on with: fallow resume {result.path}")
     console.say(f"run: {result.path}")

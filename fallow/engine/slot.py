@@ -14,11 +14,12 @@ from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.replay import Pool
 from fallow.engine.world import World
 from fallow.errors import UserError
+from fallow.measure.scores import EACH_TEST
 from fallow.methods.base import Net, Value
 from fallow.methods.state import State
 
 RESERVED = {"round", "accuracy", "test_loss", "bytes_up", "bytes_down", "lr", "clients", "client_steps", "seconds"}
-RESERVED |= {"class_accuracy", "prior_js", "diversity", "R", "label_accuracy_local", "label_accuracy_global"}  # measured
+RESERVED |= {*EACH_TEST, "class_accuracy", "prior_js", "diversity", "R", "label_accuracy_local", "label_accuracy_global"}  # measured
 
 
 class Slot:
