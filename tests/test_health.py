@@ -19,7 +19,7 @@ from fallow.engine import judging
 from fallow.engine.party import Tally
 from fallow.engine.slot import Slot
 from fallow.runs.health import Facts, findings, percent
-from fallow.runs.watching import FILE, Health, stored
+from fallow.runs.warned import FILE, Health, stored
 
 TEN = Facts(rounds=20, classes=10, tested=1000, chance=0.1, bound="threshold", value=0.95, lr=0.03, names=tuple("abcdefghij"), share=(0.1,) * 10)
 CONFIDENCES = [0, 0, 0, 0, 10, 20, 30, 10, 8, 10, 5, 5, 2, 0, 0, 0, 0, 0, 0, 0]  # 100 between 0.2 and 0.65

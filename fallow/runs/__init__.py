@@ -41,7 +41,7 @@ from fallow.runs.result import Result
 from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
-from fallow.runs.watching import Health, facts
+from fallow.runs.warned import Health, facts
 
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
@@ -276,7 +276,8 @@ def run(
     many they are (default: as the data set or its labels say). A section takes a dict: `augment={"flip": "never"}`.
 
     `quiet=True` shows no progress, `quiet=False` always does; by default it is shown on a terminal and in a notebook.
-    `watch` is called with ("start", run), then ("round", row of metrics) after each round, then ("end", summary).
+    `watch` is called with ("start", run), then ("round", row of metrics) after each round and ("warning", finding) where
+    something shows that the run does not learn, then ("end", summary).
     `trust=True` lets code run that a recipe names.
     """
     _check_stop(stop_after)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fallow import disk
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.runs.health import Facts, Finding, Row, findings
+
+if TYPE_CHECKING:
+    from fallow.engine.world import World
 
 FILE = "warnings.json"  # in a run's folder while the run goes on; afterwards its summary has them
 LOOKS = 100  # in a run, at most
@@ -72,6 +74,11 @@ class Health:
         return [f.as_dict() for f in findings(rows, self.facts)]
 
 
+def sentences(summary: dict[str, Any]) -> list[str]:
+    """What stands against a run that has ended, with what to try."""
+    return [f"{f['sentence']}; {f['remedy']}" for f in _texts(summary.get("warnings"))]
+
+
 def stored(folder: Path, summary: dict[str, Any], ended: bool) -> list[dict[str, str]]:
     """What a run's folder says against the run: in its summary, or while it goes on in a file of its own."""
     found: Any = summary.get("warnings")
@@ -80,6 +87,10 @@ def stored(folder: Path, summary: dict[str, Any], ended: bool) -> list[dict[str,
             found = json.loads((folder / FILE).read_bytes())
         except (OSError, ValueError, RecursionError):
             found = None
+    return _texts(found)
+
+
+def _texts(found: Any) -> list[dict[str, str]]:
     if not isinstance(found, list):
         return []
     texts = [{k: str(f.get(k, "")) for k in ("kind", "sentence", "remedy")} for f in found if isinstance(f, dict)]
