@@ -180,6 +180,7 @@ def split(
     from fallow import disk, runs, targets
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
+    from fallow.runs.data import sentences
 
     recipe, keys = _words(words)
     if picture:
@@ -190,6 +191,8 @@ def split(
         keys["data_dir"] = data_dir
     _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust)
     labels, classes = source.train.labels.numpy(), len(source.classes)
+    for sentence in sentences(options, source):
+        console.say(sentence)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for name, value in summary.items():

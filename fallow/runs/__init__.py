@@ -16,7 +16,6 @@ import torch
 from fallow import config as configuration
 from fallow import disk
 from fallow.config import Config
-from fallow.data import sources
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.given import source_of
 from fallow.data.sources import Source
@@ -32,6 +31,7 @@ from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
 from fallow.runs import origin as origins
+from fallow.runs.data import completed, load_source, named
 from fallow.runs.folder import RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
@@ -197,17 +197,6 @@ class Run:
         return summary
 
 
-def load_source(options: Config, source: Source | None = None, download: bool = False) -> Source:
-    image = options.image
-    read_as = image.size if image.fit == "resize" else None  # files are then resized once, and never held in full size
-    source = source or sources.load(options.data, options.data_dir, download, size=read_as)
-    source = sources.fit(source, size=image.size, fit=image.fit, channels=image.channels)
-    height, width = source.train.images.shape[2:]
-    if height != width:
-        raise UserError(f"the images of {source.name} are {height}x{width}, not square", "set image.size, with image.fit=resize or pad")
-    return source
-
-
 def make_federation(options: Config, source: Source) -> Federation:
     spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__} | {"seed": options.seed_of("split")})
     return federate(source.train.labels.numpy(), len(source.classes), spec, source.train.clients)
@@ -230,24 +219,10 @@ def prepare(
     plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
     base = recipe(recipe_name or "default") if recipe_name or plain else {}
     method, options = resolve(base, given, trust)
+    options = options if source else named(options)
     source = load_source(options, source, download)
-    options = _completed(method, options, source)
+    options = completed(method, options, source)
     return method, options, source, make_federation(options, source)
-
-
-def _completed(method: type[Method], options: Config, source: Source) -> Config:
-    """Fills in what only the data can tell: how many natural clients, how many labels by default."""
-    changes: dict[str, Any] = {}
-    natural = "natural" in (options.partition, options.unlabelled_partition)
-    if natural and source.train.clients is not None:
-        changes["clients"] = len({c for c in source.train.clients if c != "server"})
-    counted = (options.label_count, options.label_ratio, options.label_per_class)
-    known = bool((source.train.labels >= 0).all())  # where some labels are missing, the others are all used
-    if options.labels != "all" and all(c is None for c in counted) and not natural and known:
-        changes["label_ratio"] = 0.05
-    if not changes:
-        return options
-    return configuration.validate(method.Options, options.model_dump() | changes)
 
 
 def run(
