@@ -105,7 +105,7 @@ def official(name: str, data_dir: str | None) -> Source:
 def settings(cell: Cell, data_dir: str | None) -> tuple[str, str]:
     """The hash of a run's settings, and what they are in a line."""
     _, options, _, federation = running.prepare(None, cell.keys() | {"data": source_of(cell.set, data_dir)})
-    return config_hash(options), automatic.line(options, federation)
+    return config_hash(options), automatic.amounts(options, federation)
 
 
 def carry_out(cell: Cell, data_dir: str | None) -> Run:

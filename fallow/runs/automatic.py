@@ -102,7 +102,7 @@ def without(values: Mapping[str, Any], said: Mapping[str, Any]) -> Keys:
     return out
 
 
-def line(o: Config, federation: Federation) -> str:
+def amounts(o: Config, federation: Federation) -> str:
     """What a run is about to do, in a line: `30 rounds of 20 steps of 16 + 48 images, lr 0.1 (cosine), threshold 0.595`."""
     parts = [f"{o.rounds} rounds of {_amount(o, federation)}", f"lr {o.lr:g} ({o.schedule.split(',')[0]})"]
     parts += [f"{name} {getattr(o, name):g}" for name in ("threshold", "entropy") if hasattr(o, name)]
