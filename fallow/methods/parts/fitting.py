@@ -15,7 +15,7 @@ ROUNDS = 30
 STEPS = (20, 60)  # of a client in a round: fewest, most
 LABELLED = 16  # images with a label in a step
 UNLABELLED = 48  # images without
-LEAST = 8  # images without, where memory is short
+LEAST = 4, 8  # of both, where memory is short
 RATES = {"sgd": 0.1, "adam": 2e-3}
 SURE = 0.55  # of the way from a guess to certainty
 RAMP = 1 / 3  # of the rounds
@@ -37,12 +37,17 @@ class Facts:
     @property
     def batch(self) -> int:
         """Labelled images of a step."""
-        return max(1, min(LABELLED, self.room // 2))
+        return max(LEAST[0], min(LABELLED, int(LABELLED * self.share)))
 
     @property
     def unlabelled_batch(self) -> int:
-        """Unlabelled images of a step; each is there in two views."""
-        return max(LEAST, min(UNLABELLED, (self.room - self.batch) // 2))
+        """Unlabelled images of a step."""
+        return max(LEAST[1], min(UNLABELLED, int(UNLABELLED * self.share)))
+
+    @property
+    def share(self) -> float:
+        """Of a whole step's images, as many as there is room for; an unlabelled one is there in two views."""
+        return self.room / (LABELLED + 2 * UNLABELLED)
 
     @property
     def steps(self) -> int:
