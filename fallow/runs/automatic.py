@@ -17,12 +17,11 @@ from fallow import models
 from fallow.config import Config, merge
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
-from fallow.engine.eager import cores
 from fallow.methods.base import Method
 from fallow.methods.parts import fitting
 from fallow.methods.parts.fitting import Facts
 
-MEMORY = 2**30  # bytes that the steps of a round may keep for their gradients, all parties that train at once together
+MEMORY = 2**29  # bytes that a step may keep for its gradients; on a CPU as many steps run at once as there are cores
 TOGETHER = ({"steps": None, "epochs": None}, {"server_steps": None, "server_epochs": None})  # who gives one has given both
 
 Keys = dict[str, Any]
@@ -68,9 +67,8 @@ def _middle(sizes: Iterable[int]) -> int:
 
 
 def room(options: Config, source: Source) -> int:
-    """Images that a step may hold, so that all steps that run at once stay within MEMORY."""
-    at_once = min(options.active_count, cores()) if options.slots == "auto" else int(options.slots)
-    return max(2, MEMORY // max(1, at_once * kept_for_gradients(options, source)))
+    """Images that a step may hold."""
+    return MEMORY // max(1, kept_for_gradients(options, source))
 
 
 def kept_for_gradients(options: Config, source: Source) -> int:
