@@ -7,6 +7,7 @@ from typing import Any
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fallow.data.validation import sentences
 from fallow.engine import ranks
 from fallow.said import Speaker
 
@@ -46,6 +47,8 @@ class Bar:
             self._task = self._bar.add_task("", total=self.rounds, completed=what.done, words="")
             if not self.quiet:
                 self.console.say(_headline(what))
+                for sentence in sentences(what.federation):
+                    self.console.say(sentence)
         elif event == "round" and self._task is not None:
             self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:

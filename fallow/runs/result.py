@@ -50,8 +50,17 @@ class Result:
         RunFolder(self.path).check_settings()
         return stated(self.path / "config.yaml")
 
-    def model(self) -> torch.nn.Module:
-        """The trained model, ready for inference."""
+    def weights(self, best: bool = False) -> Path:
+        """The file of the model after the last round, or after the best one by validation."""
+        path = RunFolder(self.path).best if best else RunFolder(self.path).model
+        if path.is_file():
+            return path
+        if best and (self.path / "model.safetensors").is_file():
+            raise UserError(f"{self.path} kept no best round", "run it with validation=0.1, which holds labels out to find it")
+        raise UserError(f"{self.path} has no weights", "give the folder of the run itself; thinned results have none")
+
+    def model(self, best: bool = False) -> torch.nn.Module:
+        """The trained model, ready for inference; `best`: as it was after the best round by validation."""
         from safetensors import SafetensorError
         from safetensors.torch import load as load_tensors
 
@@ -59,9 +68,7 @@ class Result:
 
         o = self.config
         summary = self.summary
-        weights = self.path / "model.safetensors"
-        if not weights.is_file():
-            raise UserError(f"{self.path} has no weights", "give the folder of the run itself; thinned results have none")
+        weights = self.weights(best)
         name = origins.model_name(self.path, o)
         if models.is_own(name):
             own.check(name, "model", f"the run {self.path}", self.trust)
