@@ -39,7 +39,15 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
 def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
-    """A key of the configuration: default, meaning, the paper's symbol, limits (`ge=0`, ...)."""
+    """A key of the configuration: default, meaning, the paper's symbol, limits (`ge=0`, ...).
+
+    >>> from fallow import Method, key
+    >>> class Sharp(Method):
+    ...     class Options(Method.Options):
+    ...         sharpness: float = key(0.1, "weight of the entropy", "beta", ge=0)
+    >>> Sharp.Options().sharpness
+    0.1
+    """
     return Field(default, description=meaning, json_schema_extra={"symbol": symbol} if symbol else None, **limits)
 
 

@@ -46,7 +46,7 @@ class Bar:
             self.started, self.run, self.rounds = True, what, what.options.rounds
             self._task = self._bar.add_task("", total=self.rounds, completed=what.done, words="")
             if not self.quiet:
-                self.console.say(_headline(what))
+                self.console.say(headline(what))
                 for sentence in sentences(what.federation):
                     self.console.say(sentence)
         elif event == "round" and self._task is not None:
@@ -93,7 +93,8 @@ class Files:
         self._bar.update(self._task, completed=done, total=count)
 
 
-def _headline(run: Any) -> str:
+def headline(run: Any) -> str:
+    """What a run is, on one line."""
     o, f = run.options, run.federation
     labelled = sum(len(c.labelled) for c in f.clients) + len(f.server.labelled)
     unlabelled = sum(len(c.unlabelled) for c in f.clients)
@@ -104,6 +105,7 @@ def _headline(run: Any) -> str:
 
 
 def words(row: dict[str, Any], labelled: str = "pseudo-labelled") -> str:
+    """The scores of a round."""
     parts = []
     if row.get("accuracy") is not None:
         parts.append(f"accuracy {100 * row['accuracy']:5.2f} %")

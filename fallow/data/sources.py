@@ -37,6 +37,9 @@ class Source:
     flip: bool  # False where a mirror image may be of another class: digits, letters, left and right organs
     decoded: tuple[int, ...] | None = None  # channels, height and width as read, where `fit` has changed them
 
+    def __repr__(self) -> str:
+        return f"Source({self.name!r}, {len(self.classes)} classes, train={self.train}, test={self.test})"
+
     @property
     def channels(self) -> int:
         return self.train.images.shape[1]

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fallow import disk
 from fallow.config import Config
 from fallow.data import sources
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
+from fallow.data.given import source_of
 from fallow.data.sources import Source
 from fallow.data.validation import hold_out
 from fallow.engine import ranks
@@ -35,6 +36,7 @@ from fallow.runs import origin as origins
 from fallow.runs.folder import RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
+from fallow.runs.onlookers import watching
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
 from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
@@ -256,18 +258,35 @@ def run(
     name: str | None = None,
     stop_after: int | None = None,
     download: bool = False,
+    test: Any = None,
+    classes: Sequence[str] | int | None = None,
+    quiet: bool | None = None,
     watch: Watcher | None = None,
     trust: bool = False,
     **keys: Any,
 ) -> Result:
-    """Trains a federation. Keys are those of the command line: `fallow.run(method="fixmatch", rounds=10)`.
+    """Trains a federation and gives its Result. Keys are those of the command line.
 
-    `data` may also be a `Source` (see `fallow.data.sources.from_dataset`). Gives a result with `.accuracy`,
-    `.metrics`, `.model()` and `.path`. `trust=True` lets code run that a recipe names.
+    >>> import fallow
+    >>> result = fallow.run(method="fedavg", data="digits", clients=4, label_count=200, rounds=2, out="runs")
+    >>> result
+    Result('runs/fedavg-digits-seed0': fedavg on digits, ... % after round 2)
+
+    `data` may also be a torch Dataset whose items are (image, label), or a pair of arrays (images, labels); `test` is
+    then the same of the test set (default: a fifth of each class is held out) and `classes` the classes' names or how
+    many they are (default: as the data set or its labels say). A section takes a dict: `augment={"flip": "never"}`.
+
+    `quiet=True` shows no progress, `quiet=False` always does; by default it is shown on a terminal and in a notebook.
+    `watch` is called with ("start", run), then ("round", row of metrics) after each round, then ("end", summary).
+    `trust=True` lets code run that a recipe names.
     """
     _check_stop(stop_after)
-    source = keys["data"] if isinstance(keys.get("data"), Source) else None
-    return _together(lambda: _run(recipe, keys, Path(out), name, stop_after, download, watch, trust), source)
+    if "progress" in keys:
+        raise UserError("progress is no key of a run", "write quiet=True to see none of it, quiet=False to see it everywhere")
+    if (source := source_of(keys.get("data"), test, classes)) is not None:
+        keys["data"] = source
+    with watching(quiet, watch) as told:
+        return _together(lambda: _run(recipe, keys, Path(out), name, stop_after, download, told, trust), source)
 
 
 def _run(
@@ -294,16 +313,24 @@ def _run(
 
 
 def resume(
-    path: str | Path, *, stop_after: int | None = None, source: Source | None = None, watch: Watcher | None = None,
-    trust: bool = False, anyway: bool = False,
+    path: str | Path, *, stop_after: int | None = None, source: Any = None, test: Any = None, classes: Sequence[str] | int | None = None,
+    quiet: bool | None = None, watch: Watcher | None = None, trust: bool = False, anyway: bool = False,
 ) -> Result:  # fmt: skip
     """Goes on with a run that was stopped, at whatever moment, to the same end as if it had not been.
 
-    `trust=True` lets code run that the folder names and that this user has never named himself. `anyway=True` goes on
-    with data or own code that are not those the run was begun with.
+    >>> import fallow
+    >>> begun = fallow.run(method="fedavg", clients=4, label_count=200, rounds=3, stop_after=1, name="cut")
+    >>> fallow.resume("runs/cut").summary["status"]
+    'finished'
+
+    A run on data that were given as a Python object needs them again: `source`, with `test` and `classes` as in `run`.
+    `quiet` and `watch` are those of `run`. `trust=True` lets code run that the folder names and that this user has never
+    named himself. `anyway=True` goes on with data or own code that are not those the run was begun with.
     """
     _check_stop(stop_after)
-    return _together(lambda: _resume(Path(path), stop_after, source, watch, trust, anyway), source)
+    source = source_of(source, test, classes)
+    with watching(quiet, watch) as told:
+        return _together(lambda: _resume(Path(path), stop_after, source, told, trust, anyway), source)
 
 
 def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None, trust: bool, anyway: bool) -> Result:
@@ -378,7 +405,15 @@ def _check_stop(stop_after: int | None) -> None:
 
 
 def load_result(path: str | Path, trust: bool = False) -> Result:
-    """The result of a run folder; `trust=True` lets a model run whose code this user has never named himself."""
+    """The result of a run's folder, or of an export's.
+
+    >>> import fallow
+    >>> done = fallow.run(method="fedavg", clients=4, label_count=200, rounds=2, name="done")
+    >>> fallow.load("runs/done").accuracy == done.accuracy
+    True
+
+    `trust=True` lets a model run whose code this user has never named himself.
+    """
     return Result(RunFolder.existing(_found(Path(path))).path, trust)
 
 

@@ -228,19 +228,19 @@ class RunFolder:
         shape, tensors = pack(entries, layouts)
         data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
         noted, first = self._unchanging(), not self.checkpoints.is_dir()
-        files = {f"checkpoint/{round}/{SERVER}": manifest.sha256(data), **{f"keep/{n}": digest for n, digest in records.items()}}
         metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
-        files |= (weights := self.best_files.write(best))
-        index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
-        index |= {"best": best.noted()} if best else {}
+        weights = self.best_files.write(best)
         with disk.told(final):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
         try:
             with ThreadPoolExecutor(1) as beside:
                 synced = beside.submit(disk.sync, self.metrics if self.metrics.exists() else self.path)
-                disk.write(part / SERVER, data)
+                digest = disk.write_noting(part / SERVER, data)
                 synced.result()
+            files = {f"checkpoint/{round}/{SERVER}": digest, **{f"keep/{n}": known for n, known in records.items()}, **weights}
+            index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
+            index |= {"best": best.noted()} if best else {}
             disk.write(part / "index.json", manifest.sealed(index))
             disk.sync(part)
         except UserError:
