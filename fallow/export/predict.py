@@ -80,6 +80,7 @@ def predict(
     """Labels every image below `folder`, in order of name, and writes file, label, confidence, error.
 
     A file that cannot be read has its reason under `error` and no label. `probabilities` adds a column per class.
+    `best` takes the weights of the best round by validation in the place of the last round's.
     Only a few batches are in memory at a time. `trust` lets a model run whose code this user has never named himself.
     """
     folder, out = user_path(folder), targets.file(user_path(out), "predict", force)
