@@ -7,8 +7,9 @@ from typing import Any
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fallow.data.validation import sentences
+from fallow.data import validation
 from fallow.engine import ranks
+from fallow.runs.data import sentences
 from fallow.said import Speaker
 
 
@@ -46,13 +47,17 @@ class Bar:
             self.started, self.run, self.rounds = True, what, what.options.rounds
             self._task = self._bar.add_task("", total=self.rounds, completed=what.done, words="")
             if not self.quiet:
+                for sentence in sentences(what.options, what.source):
+                    self.console.say(sentence)
                 self.console.say(headline(what))
-                for sentence in sentences(what.federation):
+                for sentence in validation.sentences(what.federation):
                     self.console.say(sentence)
         elif event == "round" and self._task is not None:
             self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:
                 self.console.say(f"round {what['round']}/{self.rounds}  {words(what)}")
+        elif event == "warning" and not self.quiet:
+            self.console.warn(str(what))
 
 
 class _Clients(ProgressColumn):

@@ -248,7 +248,7 @@ def test_the_best_rounds_weights_are_vouched_for(tmp_path: Path, capsys: pytest.
     path = fallow.run(out=tmp_path, **KEYS).path
     best = best_weights(path)
     (path / "best.safetensors").write_bytes(best[:-1] + bytes([best[-1] ^ 1]))  # type: ignore[index]
-    with pytest.raises(UserError, match="best.safetensors is damaged; restore it from a copy, or write it anew with `fallow resume"):
+    with pytest.raises(UserError, match=r"best\.safetensors is damaged; restore it from a copy, or write it anew with `fallow resume"):
         fallow.load(path).model(best=True)
     fallow.resume(path)
     assert best_weights(path) == best
