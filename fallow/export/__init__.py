@@ -45,7 +45,7 @@ def export(run: str | Path, out: str | Path | None = None, format: str = "all", 
     weights, summary = folder.verified(result.weights(best).name), folder.verified("summary.json")
     if best:
         summary = (laid_out(result.summary | {"exported_round": result.summary["validation"]["best_round"]}) + "\n").encode()
-    settings = re.sub(r"(?m)^data_dir: .*$", "data_dir: null", (result.path / "config.yaml").read_text())
+    settings = re.sub(r"(?m)^data_dir: .*$", "data_dir: null", disk.read(result.path / "config.yaml").decode())
     names = ["model.safetensors", *(FILES[g] for g in graphs)]
     with disk.told(target, "choose another folder with -o"):
         target.mkdir(parents=True, exist_ok=True)
