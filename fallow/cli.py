@@ -110,22 +110,52 @@ def run(
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
     trust: Trust = False,
+    jobs: Annotated[int | None, typer.Option(help="Of a grid: runs at a time at most (default: as the machine allows).", min=1)] = None,
     show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
 ) -> None:
-    """Train: `fallow run`, `fallow run method=semifl data=cifar10`, `fallow run RECIPE key=value`."""
+    """Train: `fallow run`, `fallow run method=semifl data=cifar10`, `fallow run RECIPE key=value`.
+
+    A key with several values makes a grid: `method=fedavg,fixmatch seed=0,1,2` is six runs, of which those are made that are missing.
+    """
     recipe, keys = _words(words)
     if show_help:
         _print_keys(recipe, keys, trust)
         return
     from fallow import runs
     from fallow.progress import Bar
+    from fallow.runs import sweep
     from fallow.runs.interrupts import stopping
 
     if data_dir:
         keys["data_dir"] = data_dir
+    if grid := sweep.grid(recipe, keys):
+        if stop_after is not None:
+            raise UserError("--stop-after is for one run, and these keys ask for several", "leave it out; Ctrl-C stops all, and the same command goes on")
+        _sweep(sweep.plan(recipe, grid, Path(out), name, download, trust), jobs, quiet)
+        return
     with stopping(), Bar(console, quiet) as bar:
         result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
     _print_result(result)
+
+
+def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
+    """Makes the runs of a grid and prints their table."""
+    from fallow.board import Board
+    from fallow.report.comparison import compared
+    from fallow.runs import sweep
+    from fallow.runs.interrupts import stopping
+
+    for sentence in [f"{planned.about()}; new ones in {planned.place}", *planned.notes]:
+        console.say(sentence)
+    with stopping(), Board(console, quiet) as board:
+        failures = sweep.run(planned, board, board.watch, jobs)
+    failed = [failure.job.path for failure in failures]
+    if there := [job.path for job in planned.jobs if job.path not in failed]:
+        console.print()
+        _print_comparison(compared(there))
+    if failures:
+        console.say(f"{len(failures)} of {len(planned.jobs)} runs failed: {', '.join(failure.job.name for failure in failures)}")
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.paths import user_path
 from fallow.report.cells import BESIDE, Place, places
-from fallow.runs.folder import Row, RunFolder
+from fallow.runs.folder import Row, RunFolder, runs_below
 from fallow.runs.settings import UNHASHED, Keys
 
 ROUNDS, VECTOR_ROUNDS, CLIENTS = 1000, 60, 400  # drawn at most, of each run and federation
@@ -34,7 +33,7 @@ def found(paths: Iterable[str | Path]) -> list[Path]:
     named = [user_path(p) for p in paths]
     given = [p if p.exists() or len(p.parts) > 1 else Path("runs") / p for p in named]
     for path in given:
-        below = [*_below(path)]
+        below = [*runs_below(path)]
         if not below and (len(given) == 1 or not path.exists()):  # `runs/*` may hold other things
             below = [RunFolder.existing(path).path]
         for run in below:
@@ -42,15 +41,6 @@ def found(paths: Iterable[str | Path]) -> list[Path]:
     if not out:
         raise UserError("none of these folders is a run", "give folders of runs, such as runs/NAME")
     return list(out.values())
-
-
-def _below(path: Path) -> Iterator[Path]:
-    """The runs in a folder, itself or deeper, by name; inside a run there are no others."""
-    for where, folders, files in os.walk(path):
-        folders.sort()
-        if {"config.yaml", "metrics.jsonl"} <= set(files):
-            folders.clear()
-            yield Path(where)
 
 
 @dataclass
