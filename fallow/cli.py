@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
-from fallow import said
+from fallow import said, targets
 from fallow.errors import UserError
 from fallow.said import Speaker
 
@@ -145,7 +145,7 @@ def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
     from fallow.runs import sweep
     from fallow.runs.interrupts import stopping
 
-    for sentence in [f"{planned.about()}; new ones in {planned.place}", *planned.notes]:
+    for sentence in [planned.about(), *planned.notes]:
         console.say(sentence)
     with stopping(), Board(console, quiet) as board:
         failures = sweep.run(planned, board, board.watch, jobs)
@@ -207,7 +207,7 @@ def split(
     trust: Trust = False,
 ) -> None:
     """Who holds what: print the federation of these settings and draw its picture."""
-    from fallow import disk, runs, targets
+    from fallow import disk, runs
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
 
@@ -236,11 +236,50 @@ def split(
 
 
 @app.command()
-def compare(paths: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> None:
-    """Runs side by side."""
-    from fallow.listing import compared
+def compare(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs below them.")],
+    statistic: Annotated[str, typer.Option(help="last, best, mean_last_10, or another number of the summaries.")] = "last",
+    rows: Annotated[str | None, typer.Option(help="Keys that tell rows apart, commas between (default: by what differs).")] = None,
+    columns: Annotated[str | None, typer.Option(help="Keys that tell columns apart.")] = None,
+    against: Annotated[str | None, typer.Option(help="The row that differences are to (default: FedAvg, or the first).")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", help="File for the table: .md, .csv or .tex.")] = None,
+    format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
+    force: Force = False,
+) -> None:
+    """Runs side by side, and methods by settings: mean and standard deviation over seeds."""
+    from fallow.listing import LONGEST, run_rows
+    from fallow.report import written
+    from fallow.report.comparison import compared
 
-    console.rows(compared(paths))
+    form = written.format_of(format, Path(out) if out else None)
+    if out:
+        targets.file(Path(out), "compare", force)
+    listed = run_rows(paths)
+    if 1 < len(listed) <= LONGEST + 1 and (out or not form):
+        console.rows(listed)
+        if len(listed) == 2 and not out:
+            return
+        console.print()
+    found = compared(paths, statistic, _list(rows), _list(columns), against)
+    if form and not out:
+        console.print(written.FORMATS[form](found), soft_wrap=True, end="")
+        return
+    _print_comparison(found)
+    if form and out:
+        written.write(written.FORMATS[form](found), Path(out), force)
+        console.say(f"written: {out}")
+
+
+def _print_comparison(found: Any) -> None:
+    from fallow.report import written
+
+    console.say(found.caption())
+    console.rows(written.printed(found))
+    if gaps := written.differences(found):
+        console.print()
+        console.rows(gaps)
+    for sentence in found.below():
+        console.say(sentence.replace("Marked", "Marked *", 1))
 
 
 @app.command()

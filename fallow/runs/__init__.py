@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated,
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 
+RecipeName = str | Mapping[str, Any] | None  # or a recipe's keys themselves
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("end", summary)
 
 
@@ -208,8 +209,16 @@ def _save(federation: Federation, path: Path, source: Source) -> None:
         federation.save(path, source.train.labels.numpy(), source.classes)
 
 
+def base_of(recipe_name: RecipeName, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe; without one and without `method` and `data` those of the newcomer's run, whatever else is set."""
+    if isinstance(recipe_name, Mapping):
+        return dict(recipe_name)
+    plain = recipe_name is None and not {"method", "data"} & set(given)
+    return recipe(recipe_name or "default") if recipe_name or plain else {}
+
+
 def prepare(
-    recipe_name: str | None, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False
+    recipe_name: RecipeName, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False
 ) -> tuple[type[Method], Config, Source, Federation]:
     """Settings, data and federation of a run, complete, without running it."""
     given = dict(given)
@@ -217,8 +226,7 @@ def prepare(
         source = given.pop("data")
     if source is not None:
         given.setdefault("data", source.name)
-    plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
-    base = recipe(recipe_name or "default") if recipe_name or plain else {}
+    base = base_of(recipe_name, given)
     method, options = resolve(base, given, trust)
     source = load_source(options, source, download)
     options = _completed(method, options, source)
@@ -241,7 +249,7 @@ def _completed(method: type[Method], options: Config, source: Source) -> Config:
 
 
 def run(
-    recipe: str | None = None,
+    recipe: RecipeName = None,
     *,
     out: str | Path = "runs",
     name: str | None = None,
@@ -262,7 +270,7 @@ def run(
 
 
 def _run(
-    recipe: str | None, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
+    recipe: RecipeName, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
     watch: Watcher | None, trust: bool,
 ) -> Result:  # fmt: skip
     method, options, source, federation = prepare(recipe, keys, download=download, trust=trust)

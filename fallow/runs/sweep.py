@@ -26,7 +26,7 @@ from fallow.runs.jobs import Job
 from fallow.runs.origin import Origin, own_code
 from fallow.runs.room import Room, usual
 from fallow.runs.runner import Failure, Runner, Tell
-from fallow.runs.settings import MEASURING, Grid, Keys, config_hash, recipe, slug, stated
+from fallow.runs.settings import MEASURING, Grid, Keys, config_hash, recipe, resolve, slug, stated
 from fallow.runs.workers import Workers
 
 LONGEST = 120  # characters of a folder's name
@@ -43,10 +43,15 @@ class Sweep:
     notes: list[str]  # sentences about what is left out
 
     def about(self) -> str:
-        """`6 runs (2 method x 3 seed)`."""
-        axes = " × ".join(f"{len(axis.values)} {axis.key}" for axis in self.combinations.axes)
-        merged = "" if len(self.jobs) == len(self.combinations) else f", of which {len(self.combinations) - len(self.jobs)} are the same"
-        return f"{len(self.jobs)} run{'s' if len(self.jobs) != 1 else ''} ({axes}{merged})"
+        """How many runs there are, and how many of them are to be made."""
+        axes = " × ".join(f"{len(axis.values)} of {axis.key}" for axis in self.combinations.axes)
+        merged = len(self.combinations) - len(self.jobs)
+        same = f", {merged} of them the same as others" if merged else ""
+        begun = [job for job in self.jobs if job.folder.config.is_file()]
+        done = [job for job in begun if job.folder.concluded() == "finished"]
+        new = len(self.jobs) - len(begun)
+        parts = [f"{len(done)} finished" if done else "", f"{len(begun) - len(done)} begun" if len(begun) > len(done) else "", f"{new} new, in {self.place}" if new else ""]
+        return f"{len(self.jobs)} run{'s' if len(self.jobs) != 1 else ''} ({axes}{same}): {', '.join(filter(None, parts))}"
 
 
 def grid(recipe_name: str | None, given: Keys) -> Combinations | None:
@@ -60,18 +65,18 @@ def plan(
     """All runs of a grid with their complete settings; a mistake in any of them is told before one is made."""
     if ranks.count() > 1:
         raise UserError("a grid of runs is no work for torchrun", "start it with plain `fallow run`, or give each key one value")
-    sources, members, notes = _Sources(), list[tuple[str, Any, Keys, Config]](), list[str]()
+    sources, members, notes = _Sources(download), list[tuple[str, Any, Keys, Config]](), list[str]()
     seen: set[Identity] = set()
     for varied, keys in found:
-        base, keys, left_out = _fitting(recipe_name, keys, found)
+        base, keys, lacking = _fitting(recipe_name, keys, found)
         try:
-            _, options, _ = runs.complete(base, keys, download=download, trust=trust, load=sources)
+            options = sources.settings(base, keys, trust)
         except UserError as e:
             raise UserError(f"{_words(varied)}: {e.cause}", e.remedy) from None
-        notes += [note for note in left_out if note not in notes]
         if (identity := _identity(options)) not in seen:
             seen.add(identity)
-            members.append((_folder(varied, left_out), base, keys, options))
+            members.append((_folder({k: v for k, v in varied.items() if k not in lacking}, options.seed), base, keys, options))
+            notes += [note for key in lacking if (note := f"{options.method} has no {key}, so its runs go without it") not in notes]
     there, more = _there(out, {_identity(options) for *_, options in members}, sources), {"trust": trust} if trust else {}
     taken = [(folder, options) for folder, *_, options in members if _identity(options) not in there]
     place = _place(out, name or _name(recipe_name, found), taken)
@@ -85,19 +90,25 @@ def plan(
 class _Sources:
     """Data sets, each read once."""
 
-    def __init__(self) -> None:
+    def __init__(self, download: bool):
+        self.download = download
         self.read: dict[tuple[Any, ...], Source] = {}
 
-    def __call__(self, options: Config, source: Source | None, download: bool) -> Source:
+    def of(self, options: Config) -> Source:
         key = (options.data, options.data_dir, options.image)
         if key not in self.read:
-            self.read[key] = runs.load_source(options, source, download)
+            self.read[key] = runs.load_source(options, None, self.download)
         return self.read[key]
+
+    def settings(self, base: str | Keys | None, keys: Keys, trust: bool) -> Config:
+        """The complete settings of a run, with what only the data can tell."""
+        source = self.of(resolve(runs.base_of(base, keys), keys, trust)[1])
+        return runs.prepare(base, keys, source, trust=trust)[1]
 
 
 # -- keys that only some of the methods have -----------------------------------------------------------------------------
 def _fitting(recipe_name: str | None, keys: Keys, found: Combinations) -> tuple[str | Keys | None, Keys, list[str]]:
-    """The recipe and keys without those that this run's method lacks and another one of the grid has."""
+    """The recipe and keys without those that this run's method lacks and another one of the grid has; which these are."""
     methods = next((axis.values for axis in found.axes if axis.key == "method"), ())
     name = keys.get("method")
     if not methods or not _is_method(name):
@@ -106,12 +117,10 @@ def _fitting(recipe_name: str | None, keys: Keys, found: Combinations) -> tuple[
     others = {key for other in methods if _is_method(other) for key in find(other).Options.model_fields}
     base: str | Keys | None = recipe_name
     own = recipe(recipe_name) if recipe_name else {}
-    lacking = [key for key in own if key in others - known and Grid.of(own) is None]
-    if lacking:
+    lacking = [key for key in dict.fromkeys([*(own if Grid.of(own) is None else ()), *keys]) if key in others - known]
+    if set(lacking) & set(own):
         base = {k: v for k, v in own.items() if k not in lacking}
-    dropped = [key for key in keys if key in others - known]
-    told = [f"{name} has no {key}, so its runs go without it" for key in dict.fromkeys([*lacking, *dropped])]
-    return base, {k: v for k, v in keys.items() if k not in dropped}, told
+    return base, {k: v for k, v in keys.items() if k not in lacking}, lacking
 
 
 def _is_method(name: Any) -> bool:
@@ -151,7 +160,7 @@ def _as_begun(path: Path, options: Config, sources: _Sources) -> bool:
     if own_code(options):
         origin.check_code(options, path, anyway=False)
     if ":" in options.data:
-        origin.check_data(sources(options, None, False), anyway=False)
+        origin.check_data(sources.of(options), anyway=False)
     return True
 
 
@@ -161,14 +170,12 @@ def _name(recipe_name: str | None, found: Combinations) -> str:
     return slug(recipe_name.removesuffix(".yaml").removesuffix(".yml")) if recipe_name else slug(data) if isinstance(data, str) else "sweep"
 
 
-def _folder(varied: Keys, left_out: Sequence[str]) -> str:
+def _folder(varied: Keys, seed: int) -> str:
     """`method=fixmatch,label_count=40/seed-0`: what is varied, seeds last."""
-    without = {note.split(" has no ")[1].split(",")[0] for note in left_out}
-    words = [f"{key}={_plain(value)}" for key, value in varied.items() if key != "seed" and key not in without]
-    folder = ",".join(words)
+    folder = ",".join(f"{key}={_plain(value)}" for key, value in varied.items() if key != "seed")
     if len(folder) > LONGEST:
         folder = f"{folder[: LONGEST - 9]}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
-    return f"{folder}/seed-{varied['seed']}" if folder and "seed" in varied else folder or f"seed-{varied['seed']}"
+    return f"{folder}/seed-{seed}" if folder else f"seed-{seed}"
 
 
 def _plain(value: Any) -> str:
