@@ -135,7 +135,7 @@ def run(
         return
     with stopping(), Bar(console, quiet) as bar:
         result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
-    _print_result(result)
+    _print_result(result, quiet)
 
 
 def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
@@ -175,7 +175,7 @@ def resume(
         result = runs.resume(path, stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
     if not bar.started:
         console.say(f"The run {result.path} is finished; nothing to do.")
-    _print_result(result)
+    _print_result(result, quiet)
 
 
 @app.command("list")
@@ -210,6 +210,7 @@ def split(
     from fallow import disk, runs
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
+    from fallow.runs.data import sentences
 
     recipe, keys = _words(words)
     if picture:
@@ -220,6 +221,8 @@ def split(
         keys["data_dir"] = data_dir
     _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust)
     labels, classes = source.train.labels.numpy(), len(source.classes)
+    for sentence in sentences(options, source):
+        console.say(sentence)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for name, value in summary.items():
@@ -436,12 +439,19 @@ def _print_keys(recipe: str | None, keys: dict[str, Any], trust: bool) -> None:
     console.rows([("key", "default", "symbol", "takes", "meaning"), *described(method.Options)])
 
 
-def _print_result(result: Any) -> None:
+def _print_result(result: Any, quiet: bool = False) -> None:
+    from fallow.measure import told
+    from fallow.runs import warned
+
     if silent:
         return
     s = result.summary
     if s["last"] is not None:
         console.say(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")
+    for sentence in [] if quiet else told.sentences(s):
+        console.say(sentence)
+    for sentence in warned.sentences(s):
+        console.warn(sentence)
     if s["status"] != "finished":
         console.say(f"stopped after round {s['rounds']}; go on with: fallow resume {result.path}")
     console.say(f"run: {result.path}")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import itertools
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -64,6 +66,18 @@ def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
     data = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     with told(path, remedy), replacing(path) as f:
         f.write(data)
+
+
+def write_noting(path: Path, data: bytes) -> str:
+    """Writes, and gives the SHA-256, which is computed while the disk is busy."""
+    with ThreadPoolExecutor(1) as beside:
+        digest = beside.submit(sha256, data)
+        write(path, data)
+        return digest.result()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 @contextmanager

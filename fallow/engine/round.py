@@ -23,6 +23,7 @@ from fallow.engine.server import Server
 from fallow.engine.statistics import static
 from fallow.engine.world import World
 from fallow.errors import UserError
+from fallow.measure import scores
 from fallow.methods.base import Net, Updates
 from fallow.methods.state import State
 
@@ -110,7 +111,7 @@ class Federated:
         if self.measuring.due(number):
             with self._phase("measure"):
                 measured = self.measuring.row(jobs, outcomes)
-        row = defined(row | self._metrics(jobs, updates, tally) | measured)
+        row = defined(row | self._metrics(jobs, outcomes, updates, tally) | measured)
         self._refuse_unsound()
         self.finishing()
         self.whole = False
@@ -237,7 +238,7 @@ class Federated:
 
     def _evaluated(self, number: int, last: bool) -> dict[str, Any]:
         if (number + 1) % self.o.eval_every and not last:
-            return {"accuracy": None, "test_loss": None}
+            return dict.fromkeys(("accuracy", "test_loss", *scores.EACH_TEST))
         with self._phase("statistics"):
             self._with_statistics()
         with self._phase("test"):
@@ -257,18 +258,18 @@ class Federated:
             self._tested = state, logits
         return self._tested[1]
 
-    def evaluate(self, state: State) -> dict[str, float]:
-        """Accuracy and loss on the whole test set."""
+    def evaluate(self, state: State) -> dict[str, float | None]:
+        """Accuracy, loss and the cheap ones of the scores on the whole test set."""
         self._tested = None
         logits, labels = self.test_logits(state), self.world.test_labels
         right = (logits.argmax(1) == labels).double().mean()
         loss = float(F.cross_entropy(logits.double(), labels))
         if math.isnan(loss):
             raise self._no_prediction()
-        return {"accuracy": float(right), "test_loss": loss}
+        return {"accuracy": float(right), "test_loss": loss} | scores.brief(logits, labels)
 
-    def _metrics(self, jobs: list[Job], updates: Updates, tally: Tally) -> dict[str, Any]:
-        means = tally.means()
+    def _metrics(self, jobs: list[Job], outcomes: list[Outcome], updates: Updates, tally: Tally) -> dict[str, Any]:
+        means = tally.columns()
         row: dict[str, Any] = {k: means.pop(k, None) for k in ("loss", "label_ratio", "label_accuracy", "label_accuracy_all")}
         row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
         sent = [j.message for j in jobs if j.party > SERVER]
@@ -278,6 +279,7 @@ class Federated:
             row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
         row["lr"] = mean_rate(*tally.rates)
         row["clients"] = len(updates.clients)
+        row["client_steps"] = sum(steps) / len(steps) if (steps := [o.steps for o in outcomes if o.party > SERVER]) else None
         return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
 
     @contextmanager

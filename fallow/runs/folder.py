@@ -220,17 +220,17 @@ class RunFolder:
         shape, tensors = pack(entries, layouts)
         data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
         noted, first = self._unchanging(), not self.checkpoints.is_dir()
-        files = {f"checkpoint/{round}/{SERVER}": manifest.sha256(data), **{f"keep/{n}": digest for n, digest in records.items()}}
         metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
-        index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
         with disk.told(final):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
         try:
             with ThreadPoolExecutor(1) as beside:
                 synced = beside.submit(disk.sync, self.metrics if self.metrics.exists() else self.path)
-                disk.write(part / SERVER, data)
+                digest = disk.write_noting(part / SERVER, data)
                 synced.result()
+            files = {f"checkpoint/{round}/{SERVER}": digest, **{f"keep/{n}": known for n, known in records.items()}}
+            index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
             disk.write(part / "index.json", manifest.sealed(index))
             disk.sync(part)
         except UserError:
@@ -350,7 +350,7 @@ class RunFolder:
         self._write_result(self.model, save({n: t.detach().cpu().contiguous() for n, t in state.tensors().items()}))
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        self._write_result(self.summary, (json.dumps(plain(summary), indent=1, allow_nan=False) + "\n").encode())
+        self._write_result(self.summary, (laid_out(plain(summary)) + "\n").encode())
 
     def _write_result(self, path: Path, data: bytes) -> None:
         disk.write(path, data)
@@ -415,6 +415,13 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: plain(v) for k, v in value.items()}
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def laid_out(tree: dict[str, Any], depth: int = 3, indent: str = " ") -> str:
+    """JSON with a line for each key, of so many levels, and lists on one line."""
+    inner = lambda v: laid_out(v, depth - 1, indent + " ") if isinstance(v, dict) and v and depth > 1 else json.dumps(v, allow_nan=False)
+    lines = ",\n".join(f"{indent}{json.dumps(str(name))}: {inner(value)}" for name, value in tree.items())
+    return f"{{\n{lines}\n{indent[1:]}}}"
 
 
 def written(row: Row) -> str:
