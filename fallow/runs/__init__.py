@@ -6,11 +6,7 @@ import os
 import platform
 import subprocess
 import time
-<<<<<<< HEAD
-from collections.abc import Callable, Mapping
-=======
-from collections.abc import Callable, Sequence
->>>>>>> main
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -47,12 +43,8 @@ from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 from fallow.runs.warned import Health, facts
 
-<<<<<<< HEAD
 RecipeName = str | Mapping[str, Any] | None  # or a recipe's keys themselves
-Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("end", summary)
-=======
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
->>>>>>> main
 
 
 def executor_for(world: World, compared: dict[str, Any] | None = None) -> Executor:
