@@ -19,6 +19,7 @@ from fallow.data.readers.arrays import BROKEN, check_members
 from fallow.data.skews import skew
 from fallow.errors import UserError
 from fallow.limits import check_room
+from fallow.paths import is_special
 
 UNREADABLE = (OSError, AttributeError, *BROKEN)
 
@@ -118,6 +119,8 @@ class Federation:
     def load(path: Path | str) -> Federation:
         """Reads what `save` wrote and checks its fingerprint."""
         damaged = UserError(f"the federation file {path} is damaged", "restore it, or delete it and make it again")
+        if is_special(path):
+            raise damaged
         try:
             check_members(Path(path))
             with np.load(path, allow_pickle=False) as file:

@@ -42,7 +42,7 @@ def export(run: str | Path, out: str | Path | None = None, format: str = "all", 
     graphs, left_out = _graphs(result, format)
     folder = RunFolder(result.path)
     weights, summary = folder.verified("model.safetensors"), folder.verified("summary.json")
-    settings = re.sub(r"(?m)^data_dir: .*$", "data_dir: null", (result.path / "config.yaml").read_text())
+    settings = re.sub(r"(?m)^data_dir: .*$", "data_dir: null", disk.read(result.path / "config.yaml").decode())
     names = ["model.safetensors", *(FILES[g] for g in graphs)]
     with disk.told(target, "choose another folder with -o"):
         target.mkdir(parents=True, exist_ok=True)

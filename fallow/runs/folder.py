@@ -25,6 +25,7 @@ from fallow.methods.state import Layout, State
 from fallow.runs import manifest
 from fallow.runs.manifest import RESTORE, Manifest
 from fallow.runs.settings import settings_sha256
+from fallow.said import printable
 
 Row = dict[str, Any]
 FIXED = ("federation.npz",)  # patterns of files that are written before round 1 and never again
@@ -55,6 +56,7 @@ class RunFolder:
         self._records: dict[int, set[str]] = {}  # names of the records that each of the last checkpoints needs
         self._covered: Manifest | None = None  # of the metrics, at the last commit
         self._chosen: Manifest | None = None  # the index of the checkpoint to go on from
+        self._complaints: list[str] = []  # what was found damaged and is mended, told once it can be
         self.config, self.federation = path / "config.yaml", path / "federation.npz"
         self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoint"
         self.model, self.summary, self.kept = path / "model.safetensors", path / "summary.json", path / "keep"
@@ -251,7 +253,7 @@ class RunFolder:
         for old in [self.checkpoints / str(r) for r in rounds if r not in stay] + [*self.checkpoints.glob(".*.part")]:
             shutil.rmtree(old, ignore_errors=True)
         for part in [*self.path.glob(".*.part"), *self.path.glob("federation.npz*.part")]:
-            part.unlink(missing_ok=True)
+            disk.remove(part)
         self._records = {r: names for r, names in self._records.items() if r in stay}
 
     def needed(self) -> set[str]:
@@ -276,7 +278,7 @@ class RunFolder:
                 raise complaints[0]
         for complaint in complaints:
             assert found is not None
-            warn(f"{complaint.cause}; going on from the checkpoint before it, of round {found['round']}")
+            self._complaints.append(f"{complaint.cause}; going on from the checkpoint before it, of round {found['round']}")
         return found
 
     def _whole(self, round: int) -> Manifest:
@@ -293,10 +295,11 @@ class RunFolder:
 
     def check_begun(self) -> Manifest | None:
         """Settings and federation are those the run was begun with, or are made again; what vouches for them."""
+        self._check_plain()
         try:
             noted = self.noted()
         except UserError as e:
-            warn(f"{e.cause}; it is written again")
+            self._complaints.append(f"{e.cause}; it is written again")
             noted = None
         if noted is not None and noted.get("export"):
             raise UserError(f"{self.path} is an export, which has no rounds to go on with", "give the folder of the run itself")
@@ -312,6 +315,12 @@ class RunFolder:
             self.federation.unlink(missing_ok=True)  # the run was cut off before it began
         return noted or self._chosen
 
+    def _check_plain(self) -> None:
+        """What is written in the end must not be in the way of something else."""
+        for path in (self.manifest, self.metrics, self.model, self.summary):
+            if path.exists() and not path.is_file():
+                raise UserError(f"{path} is not a file", "take it away, then continue with `fallow resume`")
+
     def check_fixed(self, noted: Manifest | None, made: bool = False) -> None:
         """The files of before round 1; a federation that is not there is made again, to the same bytes."""
         made_again = set() if made or self.federation.exists() else {self.federation.name}
@@ -319,9 +328,16 @@ class RunFolder:
         remedy = f"restore it from a copy, or delete {self.federation.name}, which is then made again from settings and data"
         manifest.check_files(self.path, files, "start the run again" if made else remedy)
 
+    def tell(self) -> None:
+        """Says what was damaged and is mended by going on."""
+        for complaint in self._complaints:
+            warn(complaint)
+        self._complaints = []
+
     def restore(self, layouts: dict[str, Layout], device: torch.device) -> Restored | None:
         """The last whole checkpoint, with the metrics of its rounds; what came after it is removed."""
         index = self._chosen or self.choose()
+        self.tell()
         if index is None:
             self.cut(0)
             self.write_manifest()
@@ -391,7 +407,7 @@ class RunFolder:
             return False
         except (UserError, ValueError) as e:
             cause = e.cause if isinstance(e, UserError) else f"{self.summary} is not the one that {manifest.NAME} names"
-            warn(f"{cause}; it is written again from the checkpoint")
+            self._complaints.append(f"{cause}; it is written again from the checkpoint")
             return False
 
 
@@ -430,4 +446,5 @@ def written(row: Row) -> str:
 
 
 def warn(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr)
+    """One line on stderr beside what a command does."""
+    print(f"warning: {printable(sentence)}", file=sys.stderr)

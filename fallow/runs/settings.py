@@ -357,9 +357,18 @@ def config_hash(options: Config) -> str:
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _worded(tree: Any) -> bool:
+    """Whether all keys are text, also of what is inside."""
+    if isinstance(tree, Mapping):
+        return all(isinstance(k, str) for k in tree) and all(map(_worded, tree.values()))
+    return all(map(_worded, tree)) if isinstance(tree, list) else True
+
+
 def settings_sha256(path: Path) -> str:
     """Of the keys in a config.yaml, but for those that may be edited there."""
     keys = {k: v for k, v in read_yaml(path).items() if k not in EDITABLE}
+    if not _worded(keys):
+        raise UserError(f"{path} has a key that is no word", "restore the file")
     return hashlib.sha256(json.dumps(keys, sort_keys=True, default=str).encode()).hexdigest()
 
 
