@@ -71,7 +71,7 @@ def work(f: Facts) -> dict[str, Any]:
     """How much a party trains, and how fast."""
     return {
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
-        "lr": RATES[f.o.optimizer], "schedule": "cosine",
+        "lr": RATES[f.o.optimizer], "schedule": "cosine", "clip": 1.0,
     }  # fmt: skip
 
 
