@@ -206,15 +206,18 @@ def _other_bound(counts: Sequence[int], recent: Sequence[Row], facts: Facts) -> 
     learn = "train longer on the labels first, with more steps a round or more labels"
     right = [r["label_accuracy_all"] for r in recent if r.get("label_accuracy_all") is not None]
     if right and _mean(right) < 2 / facts.classes:
-        return f"only {percent(_mean(right))} of its labels would be right, so {learn}"
+        return f"{learn} (only {percent(_mean(right))} of its labels would be right)"
     if not counts or not facts.bound:
         return f"accept labels more easily, or {learn}"
     reaching = _reaching(counts)
     level = max((k for k, share in enumerate(reaching) if share >= 0.2), default=0)
     if level / LEVELS <= 1.5 / facts.classes:
-        return f"none is sure of anything yet, so {learn}"
-    correct = f", of all labels {percent(_mean(right))} are right" if right else ""
-    return f"{facts.bound}={_bound_at(level, facts):g} would accept {percent(reaching[level])}{correct}"
+        return f"{learn} (no label is sure yet)"
+    other = f"{facts.bound}={_bound_at(level, facts):g} would accept {percent(reaching[level])}"
+    if not right:
+        return other
+    correct = f"of all labels {percent(_mean(right))} are right"
+    return f"{other}, {correct}" if _mean(right) >= 0.5 else f"{learn} ({other}, but {correct})"
 
 
 def _one_class(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
