@@ -26,6 +26,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that Fallow did not make.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+BestRound = Annotated[bool, typer.Option("--best", help="The weights of the best round by validation, not of the last.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code that the folder or the recipe names, with your rights.")]
 
 
@@ -286,13 +287,14 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN")],
     out: Annotated[str | None, typer.Option("--out", "-o", help="Folder for it (default: RUN/export).")] = None,
     format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx, or all that can be had.")] = "all",
+    best: BestRound = False,
     force: Force = False,
     trust: Trust = False,
 ) -> None:
     """The trained model with a model card: weights, and graphs that need no Fallow."""
     from fallow.export import export
 
-    done = export(run, out, format, force, trust=trust)
+    done = export(run, out, format, force, trust=trust, best=best)
     for sentence in done.left_out:
         console.say(sentence)
     console.say(f"written: {done.path}/ ({', '.join(done.files)})")
@@ -306,6 +308,7 @@ def predict(
     probabilities: Annotated[bool, typer.Option("--probabilities", help="A column per class as well.")] = False,
     batch: Annotated[int | None, typer.Option(help="Images per batch (default: the run's eval_batch).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
+    best: BestRound = False,
     force: Force = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
     trust: Trust = False,
@@ -315,7 +318,7 @@ def predict(
     from fallow.progress import Files
 
     with Files(console, quiet) as tell:
-        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force, trust=trust)
+        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force, trust=trust, best=best)
     if done.by_batch:
         console.say("batch norm used each batch's own statistics, as in the run: predictions depend on which images share a batch")
     if done.unreadable:
