@@ -47,6 +47,7 @@ def test_at_chance() -> None:
     assert found.since == 1 and found.sentence == "test accuracy stands at chance, 9.0 % with 10 classes, after 3 of 20 rounds"
     assert kinds(run_of(0.10, 0.129, 0.09)) == []  # 0.129 is above it
     assert kinds(run_of(0.10, 0.10)) == []  # too early
+    assert kinds(stuck, replace(TEN, rounds=5)) == ["chance"] and kinds(stuck, replace(TEN, rounds=4)) == []  # a trial
     assert kinds(run_of(0.10, 0.10, 0.10, 0.10), replace(TEN, rounds=100)) == []  # a tenth of them are ten
     assert kinds(run_of(*[0.1] * 10), replace(TEN, rounds=100)) == ["chance"]
     assert kinds(run_of(0.3, 0.3, 0.1, 0.1, 0.1))[0] == "chance"

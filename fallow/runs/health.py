@@ -13,6 +13,7 @@ from typing import Any
 
 Row = dict[str, Any]
 LEAST = 3  # rounds, or tests, from which anything is concluded
+SHORTEST = 5  # rounds of a run that is judged at all; a shorter one is there to see whether it runs
 PART = 10  # a rule looks at the last tenth of the run's rounds
 FEW_STEPS = 100  # in a whole run; with one step a round
 SIGMAS = 3.0  # of the binomial distribution of test hits, above chance
@@ -69,7 +70,7 @@ class Facts:
 
 def findings(rows: Sequence[Row], facts: Facts) -> list[Finding]:
     """All that stands against a run after these rounds, the worst first."""
-    if not rows or rows[-1]["round"] < min(LEAST, facts.rounds):
+    if not rows or rows[-1]["round"] < LEAST or facts.rounds < SHORTEST:
         return []
     rules: tuple[Callable[[Sequence[Row], Facts], Iterator[Finding]], ...] = (
         _lost_loss, _still, _at_chance, _nothing_accepted, _one_class, _few_steps, _falling, _labels_alone,
