@@ -21,7 +21,7 @@ from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
-from fallow.methods.parts.fitting import Facts, common
+from fallow.methods.parts.fitting import Facts, common, rounds
 from fallow.runs import automatic
 from fallow.runs.settings import Grid, config_hash, recipe, recipes, resolve, stated
 
@@ -46,15 +46,20 @@ def images(count: int, size: int, channels: int, classes: int = 10) -> Source:
 
 # -- the rule ----------------------------------------------------------------------------------------------------------
 def test_steps_are_a_pass_within_bounds() -> None:
-    """48 unlabelled or 16 labelled images a step; never fewer than 20 steps, never more than 60."""
-    assert [facts(unlabelled=n).steps for n in (0, 960, 961, 1000, 2880, 50_000)] == [20, 20, 21, 21, 60, 60]
+    """32 unlabelled or 16 labelled images a step; never fewer than 10 steps, never more than 40."""
+    assert [facts(unlabelled=n).steps for n in (0, 320, 321, 640, 1280, 50_000)] == [10, 10, 11, 20, 40, 40]
     assert facts(unlabelled=0, labelled=401).steps == 26
-    assert (facts().batch, facts().unlabelled_batch) == (16, 48)
+    assert (facts().batch, facts().unlabelled_batch) == (16, 32)
+
+
+def test_rounds_grow_where_few_clients_take_part() -> None:
+    """40 times the root of clients per active one, four times as many at most."""
+    assert [rounds(Config(clients=n, active=a)) for n, a in ((10, None), (20, 5), (90, 10), (100, 1))] == [40, 80, 120, 160]
 
 
 def test_a_batch_is_no_larger_than_its_room() -> None:
-    """16 labelled and two views of each unlabelled image: 112 images; half of them in half the room; at the least 4 and 8."""
-    assert [(facts(room=n).batch, facts(room=n).unlabelled_batch) for n in (112, 111, 56, 2)] == [(16, 48), (15, 47), (8, 24), (4, 8)]
+    """16 labelled and two views of each unlabelled image: 80 images; half of them in half the room; at the least 4 and 8."""
+    assert [(facts(room=n).batch, facts(room=n).unlabelled_batch) for n in (80, 79, 40, 2)] == [(16, 32), (15, 31), (8, 16), (4, 8)]
 
 
 def test_a_threshold_is_as_far_from_a_guess_for_any_number_of_classes() -> None:
@@ -86,10 +91,10 @@ def test_forty_labels_of_a_large_set_make_no_giant_step() -> None:
     given = {"data": images(50_000, 32, 3), "method": "fixmatch", "clients": 4, "label_count": 40}
     _, o, source, _ = runs.prepare(None, given | {"model": "wrn-28-8"})
     at_once = (o.batch + 2 * o.unlabelled_batch) * automatic.kept_for_gradients(o, source)
-    assert at_once <= automatic.MEMORY and o.steps == 60
-    assert 8 <= o.unlabelled_batch < 48, "a wide net does not have room for everything"
+    assert at_once <= automatic.MEMORY and o.steps == 40
+    assert 8 <= o.unlabelled_batch < 32, "a wide net does not have room for everything"
     small = prepared(**given)
-    assert (small.batch, small.steps) == (16, 60)
+    assert (small.batch, small.steps) == (16, 40)
 
 
 # -- what wins ---------------------------------------------------------------------------------------------------------
@@ -200,6 +205,6 @@ def _all(given: dict[str, Any]) -> Any:
 def test_the_line(fallow_cli: Any) -> None:
     words = [f"{k}={v}" for k, v in (TINY | {"method": "fixmatch"}).items()]
     told = fallow_cli("run", *words)
-    assert told.out.splitlines()[1] == "2 rounds of 2 steps of 8 + 48 images, lr 0.1 (cosine), threshold 0.595"
+    assert told.out.splitlines()[1] == "2 rounds of 2 steps of 8 + 32 images, lr 0.1 (cosine), threshold 0.595"
     o, federation = runs.prepare(None, TINY | {"method": "fedavg", "labels": "all", "epochs": 1, "steps": None})[1::2]
     assert automatic.amounts(o, federation).startswith("2 rounds of 1 passes in steps of 8 images")

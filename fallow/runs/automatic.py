@@ -20,6 +20,7 @@ from fallow.data.sources import Source
 from fallow.methods.base import Method
 from fallow.methods.parts import fitting
 from fallow.methods.parts.fitting import Facts
+from fallow.runs.settings import are_fitted, resolve
 
 MEMORY = 2**29  # bytes that a step may keep for its gradients; on a CPU as many steps run at once as there are cores
 TOGETHER = ({"steps": None, "epochs": None}, {"server_steps": None, "server_epochs": None})  # who gives one has given both
@@ -34,6 +35,12 @@ def given(options: Config) -> Keys:
         if any(said.get(k) is not None for k in group):
             said = group | said
     return said
+
+
+def expected(recipe_keys: Keys, keys: Keys) -> Keys:
+    """The settings that a run of these keys must have; where the rest is fitted, those that are said."""
+    options = resolve(recipe_keys, keys)[1]
+    return given(options) if are_fitted(recipe_keys, keys) else options.model_dump(mode="json")
 
 
 def fitted(method: type[Method], options: Config, said: Mapping[str, Any], source: Source, federation: Federation) -> Config:
@@ -55,7 +62,7 @@ def look(method: type[Method], options: Config, said: Mapping[str, Any], source:
         channels=source.channels,
         labelled=_middle(len(p.labelled) for p in parties),
         unlabelled=_middle(len(p.unlabelled) for p in federation.clients),
-        rounds=options.rounds if "rounds" in said else fitting.ROUNDS,
+        rounds=options.rounds if "rounds" in said else fitting.rounds(options),
         room=room(options, source),
     )
 

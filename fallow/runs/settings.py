@@ -27,7 +27,7 @@ from fallow.runs import lacking
 from fallow.runs.origin import located, own_code, started_in
 
 Keys = dict[str, Any]
-GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "defaults")  # of a recipe, beside the keys of a run
+GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
 DEFAULTS = ("fitted", "paper")  # what a key gets that nobody gave: what suits the data, or the method's paper
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
@@ -267,6 +267,7 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
         recipe_keys, given = grid.chosen(given)
     else:
         recipe_keys = {k: v for k, v in recipe_keys.items() if k not in GRID}
+    recipe_keys.pop("defaults", None)
     name = given.get("method", recipe_keys.get("method", Config.model_fields["method"].default))
     if not isinstance(name, str):
         raise UserError(f"method={shown(name)} is no name", "write for example method=fixmatch")
@@ -396,11 +397,15 @@ def differences(stored: Keys, expected: Keys) -> Keys:
     """Settings of a run that are not the expected ones and change results, as key -> value."""
     from_data = (
         {"clients"}
-        if expected["partition"] == "natural"
+        if expected.get("partition") == "natural"
         else {"label_ratio"}
-        if expected["label_ratio"] is None
+        if expected.get("label_ratio") is None
         else set()
     )
-    return {
-        k: stored[k] for k, v in expected.items() if k in stored and k not in UNHASHED | from_data and stored[k] != v
-    }
+    compared = {k: v for k, v in expected.items() if k in stored and k not in UNHASHED | from_data}
+    return {k: stored[k] for k, v in compared.items() if stored[k] != _filled(v, stored[k])}
+
+
+def _filled(value: Any, other: Any) -> Any:
+    """A section with the entries of another one that it says nothing of."""
+    return merge(other, value) if isinstance(value, Mapping) and isinstance(other, Mapping) else value

@@ -11,10 +11,11 @@ from typing import Any
 
 from fallow.config import Config
 
-ROUNDS = 30
-STEPS = (20, 60)  # of a client in a round: fewest, most
+ROUNDS = 40  # where all clients take part
+LONGER = 4  # times as many at most, where few do
+STEPS = (10, 40)  # of a client in a round: fewest, most
 LABELLED = 16  # images with a label in a step
-UNLABELLED = 48  # images without
+UNLABELLED = 32  # images without
 LEAST = 4, 8  # of both, where memory is short
 RATES = {"sgd": 0.1, "adam": 2e-3}
 SURE = 0.55  # of the way from a guess to certainty
@@ -65,6 +66,11 @@ class Facts:
     def ramp(self) -> int:
         """Rounds in which something comes into force."""
         return max(1, round(RAMP * self.rounds))
+
+
+def rounds(o: Config) -> int:
+    """More where only some clients take part in each."""
+    return round(ROUNDS * min(LONGER, math.sqrt(o.clients / o.active_count)))
 
 
 def work(f: Facts) -> dict[str, Any]:
