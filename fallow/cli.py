@@ -214,6 +214,7 @@ def split(
     from fallow import disk, runs, targets
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
+    from fallow.runs.data import sentences
 
     recipe, keys = _words(words)
     if picture:
@@ -224,6 +225,8 @@ def split(
         keys["data_dir"] = data_dir
     _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust)
     labels, classes = source.train.labels.numpy(), len(source.classes)
+    for sentence in sentences(options, source):
+        console.say(sentence)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for name, value in summary.items():
@@ -423,6 +426,7 @@ def _print_keys(recipe: str | None, keys: dict[str, Any], trust: bool) -> None:
 
 def _print_result(result: Any, quiet: bool = False) -> None:
     from fallow.measure import told
+    from fallow.runs import warned
 
     if silent:
         return
@@ -431,6 +435,8 @@ def _print_result(result: Any, quiet: bool = False) -> None:
         console.say(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")
     for sentence in [] if quiet else told.sentences(s):
         console.say(sentence)
+    for sentence in warned.sentences(s):
+        console.warn(sentence)
     if s["status"] != "finished":
         console.say(f"stopped after round {s['rounds']}; go on with: fallow resume {result.path}")
     console.say(f"run: {result.path}")

@@ -112,8 +112,9 @@ class Config(Section):
     split_seed: int | None = key(None, "of the split and the choice of labels alone (default: seed)", ge=0)
     active_seed: int | None = key(None, "of which clients take part in each round alone (default: seed)", ge=0)
 
-    data: str = key("digits", "the data set, or folder:PATH, csv:PATH, numpy:PATH")
+    data: str = key("digits", "the data set, or the path of a folder of images, a .csv or an .npz")
     data_dir: str | None = key(None, "where the data sets lie (default: FALLOW_DATA, else ~/.cache/fallow)")
+    layout: Literal["auto", "classes", "sites"] = key("auto", "folders of one's own images: a folder per class, or per site with one per class in it")
     image: Image = key(Image(), "how images are brought to the model")
     augment: Augment = key(Augment(), "what fills the views `labelled weak strong`")
     model: str = key("small-cnn", "the model: a name, or FILE.py:Class")

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.text import Text
 
 from fallow.engine import ranks
+from fallow.runs.data import sentences
 from fallow.said import Speaker
 
 
@@ -45,11 +46,15 @@ class Bar:
             self.started, self.run, self.rounds = True, what, what.options.rounds
             self._task = self._bar.add_task("", total=self.rounds, completed=what.done, words="")
             if not self.quiet:
+                for sentence in sentences(what.options, what.source):
+                    self.console.say(sentence)
                 self.console.say(headline(what))
         elif event == "round" and self._task is not None:
             self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:
                 self.console.say(f"round {what['round']}/{self.rounds}  {words(what)}")
+        elif event == "warning" and not self.quiet:
+            self.console.warn(str(what))
 
 
 class _Clients(ProgressColumn):

@@ -16,7 +16,6 @@ import torch
 from fallow import config as configuration
 from fallow import disk
 from fallow.config import Config
-from fallow.data import sources
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.given import source_of
 from fallow.data.sources import Source
@@ -32,6 +31,7 @@ from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
 from fallow.runs import origin as origins
+from fallow.runs.data import completed, load_source, named
 from fallow.runs.folder import RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
@@ -41,8 +41,9 @@ from fallow.runs.result import Result
 from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
+from fallow.runs.warned import Health, facts
 
-Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("end", summary)
+Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
 def executor_for(world: World, compared: dict[str, Any] | None = None) -> Executor:
@@ -103,6 +104,7 @@ class Run:
         keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.world.device)
         self.federated = Federated(self.world, executor_for(self.world), keep)
         self.done = 0
+        self.health = Health(folder.path, facts(self.world), [])
 
     def restore(self) -> None:
         found = self.folder.restore(self.layouts, self.world.device)
@@ -115,6 +117,7 @@ class Run:
         """Rounds until the end, or until `stop_after` (from 1); commits as it goes."""
         o, watch = self.options, watch or (lambda *_: None)
         stop = min(stop_after or o.rounds, o.rounds)
+        self.health = Health(self.folder.path, self.health.facts, self.folder.rows())
         watch("start", self)
         committed, whole = self.done, True
         terminated = RankLost("another rank has ended, or the run was told to stop") if ranks.count() > 1 else None
@@ -133,6 +136,8 @@ class Run:
                         committed = self.done
                     interrupts.release()
                     watch("round", row)
+                    for finding in self.health.take(row):
+                        watch("warning", finding)
             except BaseException as end:
                 interrupts.hold()
                 expected = isinstance(end, KeyboardInterrupt | Stopped | RankLost)
@@ -183,23 +188,13 @@ class Run:
             "device": _device_name(self.world.device),
             "versions": {"fallow": _version(), "torch": torch.__version__, "python": platform.python_version()},
             "commit": commit(),
+            "warnings": self.health.end(rows),
         }
         if self.done:
             self.folder.write_model(self.federated.model())
         self.folder.write_summary(summary)
         self.folder.write_manifest()
         return summary
-
-
-def load_source(options: Config, source: Source | None = None, download: bool = False) -> Source:
-    image = options.image
-    read_as = image.size if image.fit == "resize" else None  # files are then resized once, and never held in full size
-    source = source or sources.load(options.data, options.data_dir, download, size=read_as)
-    source = sources.fit(source, size=image.size, fit=image.fit, channels=image.channels)
-    height, width = source.train.images.shape[2:]
-    if height != width:
-        raise UserError(f"the images of {source.name} are {height}x{width}, not square", "set image.size, with image.fit=resize or pad")
-    return source
 
 
 def make_federation(options: Config, source: Source) -> Federation:
@@ -224,24 +219,10 @@ def prepare(
     plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
     base = recipe(recipe_name or "default") if recipe_name or plain else {}
     method, options = resolve(base, given, trust)
+    options = options if source else named(options)
     source = load_source(options, source, download)
-    options = _completed(method, options, source)
+    options = completed(method, options, source)
     return method, options, source, make_federation(options, source)
-
-
-def _completed(method: type[Method], options: Config, source: Source) -> Config:
-    """Fills in what only the data can tell: how many natural clients, how many labels by default."""
-    changes: dict[str, Any] = {}
-    natural = "natural" in (options.partition, options.unlabelled_partition)
-    if natural and source.train.clients is not None:
-        changes["clients"] = len({c for c in source.train.clients if c != "server"})
-    counted = (options.label_count, options.label_ratio, options.label_per_class)
-    known = bool((source.train.labels >= 0).all())  # where some labels are missing, the others are all used
-    if options.labels != "all" and all(c is None for c in counted) and not natural and known:
-        changes["label_ratio"] = 0.05
-    if not changes:
-        return options
-    return configuration.validate(method.Options, options.model_dump() | changes)
 
 
 def run(
@@ -270,7 +251,8 @@ def run(
     many they are (default: as the data set or its labels say). A section takes a dict: `augment={"flip": "never"}`.
 
     `quiet=True` shows no progress, `quiet=False` always does; by default it is shown on a terminal and in a notebook.
-    `watch` is called with ("start", run), then ("round", row of metrics) after each round, then ("end", summary).
+    `watch` is called with ("start", run), then ("round", row of metrics) after each round and ("warning", finding) where
+    something shows that the run does not learn, then ("end", summary).
     `trust=True` lets code run that a recipe names.
     """
     _check_stop(stop_after)

@@ -135,7 +135,8 @@ class Origin:
     # -- comparing -----------------------------------------------------------------------------------------------------
     def check_settings(self, now: Config, editable: set[str]) -> None:
         """Keys cannot be changed on resume, those aside that change no result."""
-        found, was = _flat(now.model_dump(mode="json")), _flat(self.settings)
+        settings = {k: field.get_default() for k, field in Config.model_fields.items() if k not in self.settings} | self.settings
+        found, was = _flat(now.model_dump(mode="json")), _flat(settings)
         keys = [k for k in found | was if found.get(k) != was.get(k) and k.partition(".")[0] not in editable]
         if keys:
             k = keys[0]
