@@ -33,6 +33,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that Fallow did not make.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+BestRound = Annotated[bool, typer.Option("--best", help="The weights of the best round by validation, not of the last.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code that the folder or the recipe names, with your rights.")]
 
 
@@ -329,6 +330,7 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN")],
     out: Annotated[str | None, typer.Option("--out", "-o", help="Folder for it (default: RUN/export).")] = None,
     format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx, or all that can be had.")] = "all",
+    best: BestRound = False,
     force: Force = False,
     trust: Trust = False,
 ) -> None:
@@ -338,7 +340,7 @@ def export(
     """
     from fallow.export import export
 
-    done = export(run, out, format, force, trust=trust)
+    done = export(run, out, format, force, trust=trust, best=best)
     for sentence in done.left_out:
         console.say(sentence)
     console.say(f"written: {done.path}/ ({', '.join(done.files)})")
@@ -352,6 +354,7 @@ def predict(
     probabilities: Annotated[bool, typer.Option("--probabilities", help="A column per class as well.")] = False,
     batch: Annotated[int | None, typer.Option(help="Images per batch (default: the run's eval_batch).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
+    best: BestRound = False,
     force: Force = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     trust: Trust = False,
@@ -366,10 +369,10 @@ def predict(
     if not Path(folder).is_dir() and Path(folder).suffix:
         from fallow.export.labelling import told
 
-        console.rows(told(folder, run, device, trust))
+        console.rows(told(folder, run, device, trust, best))
         return
     with Files(console, quiet) as tell:
-        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force, trust=trust)
+        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force, trust=trust, best=best)
     if done.by_batch:
         console.say("batch norm used each batch's own statistics, as in the run: predictions depend on which images share a batch")
     if done.unreadable:

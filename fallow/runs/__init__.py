@@ -19,9 +19,10 @@ from fallow.config import Config
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.given import source_of
 from fallow.data.sources import Source
+from fallow.data.validation import hold_out
 from fallow.engine import ranks
 from fallow.engine.eager import Eager
-from fallow.engine.evaluating import in_full
+from fallow.engine.evaluating import best_round, in_full
 from fallow.engine.keep import Keep
 from fallow.engine.ranks import RankLost, Ranks
 from fallow.engine.round import Executor, Federated
@@ -111,6 +112,7 @@ class Run:
         if found is not None:
             origins.check_model(self.federated.server.entries.get("model"), found.entries.get("model"), self.folder.path)
             self.done, self.federated.server.entries = found.round, found.entries
+            self.federated.validation.best = found.best
             self.federated.keep.restore(found.keep, found.records, self.folder.needed())
 
     def go(self, stop_after: int | None = None, watch: Watcher | None = None) -> Result:
@@ -156,7 +158,8 @@ class Run:
     def commit(self) -> None:
         keep = self.federated.keep
         index = keep.commit()
-        self.folder.commit(self.done, self.federated.server.entries, index, self.layouts, keep.digests())
+        best = self.federated.validation.best
+        self.folder.commit(self.done, self.federated.server.entries, index, self.layouts, keep.digests(), best)
         keep.clean(*self.folder.needed())
 
     def _conclude(self, status: str) -> dict[str, Any]:
@@ -165,6 +168,7 @@ class Run:
         best = max(scores, key=lambda s: (s[0], -s[1]), default=(None, None))
         seconds = sum(r["seconds"]["round"] for r in rows)
         tail = [s for s, _ in scores[-10:]]
+        validated = self.folder.write_best(self.federated.validation.best)
         summary = {
             "status": status,
             "last": scores[-1][0] if scores else None,
@@ -172,6 +176,7 @@ class Run:
             "best_round": best[1],
             "mean_last_10": sum(tail) / len(tail) if tail else None,
             "scores": in_full(self.federated) if self.done and status in ("finished", "stopped") else None,
+            **({"validation": best_round(validated, rows)} if validated else {}),
             "rounds": self.done,
             "seconds": round(seconds, 3),
             "seconds_per_round": round(seconds / max(1, len(rows)), 4),
@@ -199,7 +204,9 @@ class Run:
 
 def make_federation(options: Config, source: Source) -> Federation:
     spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__} | {"seed": options.seed_of("split")})
-    return federate(source.train.labels.numpy(), len(source.classes), spec, source.train.clients)
+    labels = source.train.labels.numpy()
+    federation = federate(labels, len(source.classes), spec, source.train.clients)
+    return hold_out(federation, labels, options.validation, spec.seed) if options.validation else federation
 
 
 def _save(federation: Federation, path: Path, source: Source) -> None:
