@@ -43,7 +43,7 @@ def run(command: Any, method: type, name: str) -> str:
     """The whole help of `fallow run` for a method."""
     about = " ".join((method.__doc__ or "").strip().partition("\n\n")[0].split())
     wide = width()
-    lines = ["usage: fallow run [RECIPE] [KEY=VALUE]... [FLAG]...", "", *_filled(command.help.partition("\n\n")[0], wide), ""]
+    lines = ["usage: fallow run [RECIPE] [KEY=VALUE]... [FLAG]...", "", *_paragraphs(command.help, wide)]
     lines += ["Flags", *_flags(command, wide), ""]
     lines += _filled(f"Keys of method {name} ({about})", wide)
     rows = list(_rows(getattr(method, "Options", Config)))
@@ -52,6 +52,11 @@ def run(command: Any, method: type, name: str) -> str:
     for title, group in (groups | sections([row for row in rows if row not in own])).items():
         lines += ["", title, *_columns(group, wide)]
     return "\n".join(lines)
+
+
+def _paragraphs(text: str, wide: int) -> Iterator[str]:
+    for paragraph in text.split("\n\n"):
+        yield from (*_filled(" ".join(paragraph.split()), wide), "")
 
 
 def _rows(options: type[Config]) -> Iterator[Row]:

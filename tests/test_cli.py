@@ -114,11 +114,13 @@ def test_compare(fallow_cli: Any) -> None:
     for name, seed in (("a", 0), ("b", 1)):
         assert fallow_cli("run", *WORDS, f"seed={seed}", "--name", name, "--quiet").code == 0
     told = fallow_cli("compare", "runs/a", "b")
-    title, one, other = told.out.splitlines()
+    (title, one, other), table = (part.splitlines() for part in told.out.split("\n\n"))
     assert title.split()[:6] == ["run", "method", "data", "labels", "seed", "rounds"]
     best = fallow.load("runs/a").summary["best"]
     assert one.split()[:6] == ["runs/a", "fixmatch", "few-digits", "clients", "0", "2"] and f"{100 * best:.2f}" in one
     assert other.split()[0] == "runs/b" and other.split()[4] == "1"
+    assert table[0].endswith("over 2 seeds") and table[2].startswith("FixMatch  ")
+    assert len(fallow_cli("compare", "runs/a").out.splitlines()) == 2  # one run is no table
 
 
 def test_importing_fallow_is_light() -> None:

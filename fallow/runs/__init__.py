@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 from fallow.runs.warned import Health, facts
 
+RecipeName = str | Mapping[str, Any] | None  # or a recipe's keys themselves
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
@@ -214,8 +215,16 @@ def _save(federation: Federation, path: Path, source: Source) -> None:
         federation.save(path, source.train.labels.numpy(), source.classes)
 
 
+def base_of(recipe_name: RecipeName, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe; without one and without `method` and `data` those of the newcomer's run, whatever else is set."""
+    if isinstance(recipe_name, Mapping):
+        return dict(recipe_name)
+    plain = recipe_name is None and not {"method", "data"} & set(given)
+    return recipe(recipe_name or "default") if recipe_name or plain else {}
+
+
 def prepare(
-    recipe_name: str | None, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False
+    recipe_name: RecipeName, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False
 ) -> tuple[type[Method], Config, Source, Federation]:
     """Settings, data and federation of a run, complete, without running it."""
     given = dict(given)
@@ -223,8 +232,7 @@ def prepare(
         source = given.pop("data")
     if source is not None:
         given.setdefault("data", source.name)
-    plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
-    base = recipe(recipe_name or "default") if recipe_name or plain else {}
+    base = base_of(recipe_name, given)
     method, options = resolve(base, given, trust)
     options = options if source else named(options)
     source = load_source(options, source, download)
@@ -233,7 +241,7 @@ def prepare(
 
 
 def run(
-    recipe: str | None = None,
+    recipe: RecipeName = None,
     *,
     out: str | Path = "runs",
     name: str | None = None,
@@ -272,7 +280,7 @@ def run(
 
 
 def _run(
-    recipe: str | None, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
+    recipe: RecipeName, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
     watch: Watcher | None, trust: bool,
 ) -> Result:  # fmt: skip
     method, options, source, federation = prepare(recipe, keys, download=download, trust=trust)

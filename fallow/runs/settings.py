@@ -364,3 +364,17 @@ def settings_sha256(path: Path) -> str:
     if not _worded(keys):
         raise UserError(f"{path} has a key that is no word", "restore the file")
     return hashlib.sha256(json.dumps(keys, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def differences(stored: Keys, expected: Keys) -> Keys:
+    """Settings of a run that are not the expected ones and change results, as key -> value."""
+    from_data = (
+        {"clients"}
+        if expected["partition"] == "natural"
+        else {"label_ratio"}
+        if expected["label_ratio"] is None
+        else set()
+    )
+    return {
+        k: stored[k] for k, v in expected.items() if k in stored and k not in UNHASHED | from_data and stored[k] != v
+    }
