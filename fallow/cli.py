@@ -283,7 +283,10 @@ def compare(
     format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
     force: Force = False,
 ) -> None:
-    """Runs side by side, and methods by settings: mean and standard deviation over seeds."""
+    """Compare runs, and methods over their seeds.
+
+    Runs side by side, and methods by settings: mean and standard deviation over seeds.
+    """
     from fallow.listing import LONGEST, run_rows
     from fallow.report import written
     from fallow.report.comparison import compared
