@@ -19,6 +19,7 @@ from fallow.paths import user_path
 from fallow.report.cells import BESIDE, Place, places
 from fallow.runs.folder import Row, RunFolder, runs_below
 from fallow.runs.settings import UNHASHED, Keys
+from fallow.runs.warned import stored
 
 ROUNDS, VECTOR_ROUNDS, CLIENTS = 1000, 60, 400  # drawn at most, of each run and federation
 LARGEST = sys.float_info.max
@@ -202,6 +203,7 @@ def _told(run: Run) -> Keys:
         "seconds": plain(sum(_seconds(row) for row in run.rows)),
         "columns": columns,
         "vectors": vectors,
+        "warnings": stored(run.path, s, run.status != "running"),
         "published": [_published(p) for p in places(run.config, run.path)],
         "made": {k: str(s[k]) for k in ("device", "commit", "config_hash", "fingerprint") if s.get(k)} | _versions(s),
     }
