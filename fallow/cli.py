@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
-from fallow import said
+from fallow import said, targets
 from fallow.errors import UserError
 from fallow.said import Speaker
 
@@ -111,22 +111,52 @@ def run(
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
     trust: Trust = False,
+    jobs: Annotated[int | None, typer.Option(help="Of a grid: runs at a time at most (default: as the machine allows).", min=1)] = None,
     show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
 ) -> None:
-    """Train: `fallow run`, `fallow run method=semifl data=cifar10`, `fallow run RECIPE key=value`."""
+    """Train: `fallow run`, `fallow run method=semifl data=cifar10`, `fallow run RECIPE key=value`.
+
+    A key with several values makes a grid: `method=fedavg,fixmatch seed=0,1,2` is six runs, of which those are made that are missing.
+    """
     recipe, keys = _words(words)
     if show_help:
         _print_keys(recipe, keys, trust)
         return
     from fallow import runs
     from fallow.progress import Bar
+    from fallow.runs import sweep
     from fallow.runs.interrupts import stopping
 
     if data_dir:
         keys["data_dir"] = data_dir
+    if grid := sweep.grid(recipe, keys):
+        if stop_after is not None:
+            raise UserError("--stop-after is for one run, and these keys ask for several", "leave it out; Ctrl-C stops all, and the same command goes on")
+        _sweep(sweep.plan(recipe, grid, Path(out), name, download, trust), jobs, quiet)
+        return
     with stopping(), Bar(console, quiet) as bar:
         result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
     _print_result(result, quiet)
+
+
+def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
+    """Makes the runs of a grid and prints their table."""
+    from fallow.board import Board
+    from fallow.report.comparison import compared
+    from fallow.runs import sweep
+    from fallow.runs.interrupts import stopping
+
+    for sentence in [planned.about(), *planned.notes]:
+        console.say(sentence)
+    with stopping(), Board(console, quiet) as board:
+        failures = sweep.run(planned, board, board.watch, jobs)
+    failed = [failure.job.path for failure in failures]
+    if there := [job.path for job in planned.jobs if job.path not in failed]:
+        console.print()
+        _print_comparison(compared(there))
+    if failures:
+        console.say(f"{len(failures)} of {len(planned.jobs)} runs failed: {', '.join(failure.job.name for failure in failures)}")
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -178,7 +208,7 @@ def split(
     trust: Trust = False,
 ) -> None:
     """Who holds what: print the federation of these settings and draw its picture."""
-    from fallow import disk, runs, targets
+    from fallow import disk, runs
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
     from fallow.runs.data import sentences
@@ -210,11 +240,50 @@ def split(
 
 
 @app.command()
-def compare(paths: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> None:
-    """Runs side by side."""
-    from fallow.listing import compared
+def compare(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs below them.")],
+    statistic: Annotated[str, typer.Option(help="last, best, mean_last_10, or another number of the summaries.")] = "last",
+    rows: Annotated[str | None, typer.Option(help="Keys that tell rows apart, commas between (default: by what differs).")] = None,
+    columns: Annotated[str | None, typer.Option(help="Keys that tell columns apart.")] = None,
+    against: Annotated[str | None, typer.Option(help="The row that differences are to (default: FedAvg, or the first).")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", help="File for the table: .md, .csv or .tex.")] = None,
+    format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
+    force: Force = False,
+) -> None:
+    """Runs side by side, and methods by settings: mean and standard deviation over seeds."""
+    from fallow.listing import LONGEST, run_rows
+    from fallow.report import written
+    from fallow.report.comparison import compared
 
-    console.rows(compared(paths))
+    form = written.format_of(format, Path(out) if out else None)
+    if out:
+        targets.file(Path(out), "compare", force)
+    listed = run_rows(paths)
+    if 1 < len(listed) <= LONGEST + 1 and (out or not form):
+        console.rows(listed)
+        if len(listed) == 2 and not out:
+            return
+        console.print()
+    found = compared(paths, statistic, _list(rows), _list(columns), against)
+    if form and not out:
+        console.print(written.FORMATS[form](found), soft_wrap=True, end="")
+        return
+    _print_comparison(found)
+    if form and out:
+        written.write(written.FORMATS[form](found), Path(out), force)
+        console.say(f"written: {out}")
+
+
+def _print_comparison(found: Any) -> None:
+    from fallow.report import written
+
+    console.say(found.caption())
+    console.rows(written.printed(found))
+    if gaps := written.differences(found):
+        console.print()
+        console.rows(gaps)
+    for sentence in found.below():
+        console.say(sentence.replace("Marked", "Marked *", 1))
 
 
 @app.command()

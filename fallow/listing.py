@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from fallow.errors import UserError, suggest
 
@@ -97,20 +97,30 @@ def _figures() -> Rows:
     return [("figure", "what"), *described()]
 
 
-def compared(paths: list[str]) -> Rows:
-    """Runs side by side: what they are, where they ended."""
+LONGEST = 24  # runs that are listed one by one
+
+
+def run_rows(paths: list[str]) -> Rows:
+    """Runs side by side: what they are, where they ended. What cannot be read is left to who takes means."""
+    from fallow.report.reading import found
     from fallow.runs import load_result
 
     out: Rows = [("run", "method", "data", "labels", "seed", "rounds", "last %", "best %", "labelled %", "s/round")]
-    for path in paths:
-        if len(paths) > 1 and Path(path).is_dir() and not (Path(path) / "summary.json").is_file():
-            continue  # `runs/*` may hold other folders, and runs that are still going on
-        result = load_result(path)
-        s, o, last = result.summary, result.config, (result.metrics or [{}])[-1]
-        ratio = last.get("label_ratio")
-        out.append((
-            str(result.path), s["method"], s["data"], o.labels, str(s["seed"]), str(s["rounds"]),
-            "" if s["last"] is None else f"{100 * s['last']:.2f}", "" if s["best"] is None else f"{100 * s['best']:.2f}",
-            "" if ratio is None else f"{100 * ratio:.0f}", f"{s['seconds_per_round']:.2f}",
-        ))  # fmt: skip
+    there = found(paths)
+    for path in there:
+        try:
+            out.append(_run_row(load_result(path)))
+        except UserError:
+            if len(there) == 1:
+                raise
     return out
+
+
+def _run_row(result: Any) -> tuple[str, ...]:
+    s, o, last = result.summary, result.config, (result.metrics or [{}])[-1]
+    ratio = last.get("label_ratio")
+    return (
+        str(result.path), s["method"], s["data"], o.labels, str(s["seed"]), str(s["rounds"]),
+        "" if s["last"] is None else f"{100 * s['last']:.2f}", "" if s["best"] is None else f"{100 * s['best']:.2f}",
+        "" if ratio is None else f"{100 * ratio:.0f}", f"{s['seconds_per_round']:.2f}",
+    )  # fmt: skip

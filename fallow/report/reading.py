@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +18,9 @@ from fallow.methods import REGISTERED, find
 from fallow.paths import user_path
 from fallow.report.cells import BESIDE, Place, places
 from fallow.report.scored import scores as scores_of
-from fallow.runs.folder import Row, RunFolder
+from fallow.runs.folder import Row, RunFolder, runs_below
 from fallow.runs.settings import UNHASHED, Keys
+from fallow.runs.warned import stored
 
 ROUNDS, VECTOR_ROUNDS, CLIENTS = 1000, 60, 400  # drawn at most, of each run and federation
 LARGEST = sys.float_info.max
@@ -33,9 +33,9 @@ def found(paths: Iterable[str | Path]) -> list[Path]:
     """The runs of these folders; a folder that is no run but has some below it stands for all of them."""
     out: dict[Path, Path] = {}
     named = [user_path(p) for p in paths]
-    given = [p if p.exists() or len(p.parts) > 1 else Path("runs") / p for p in named]
+    given = [p if p.exists() or len(p.parts) > 1 or not (Path("runs") / p).exists() else Path("runs") / p for p in named]
     for path in given:
-        below = [*_below(path)]
+        below = [*runs_below(path)]
         if not below and (len(given) == 1 or not path.exists()):  # `runs/*` may hold other things
             below = [RunFolder.existing(path).path]
         for run in below:
@@ -43,15 +43,6 @@ def found(paths: Iterable[str | Path]) -> list[Path]:
     if not out:
         raise UserError("none of these folders is a run", "give folders of runs, such as runs/NAME")
     return list(out.values())
-
-
-def _below(path: Path) -> Iterator[Path]:
-    """The runs in a folder, itself or deeper, by name; inside a run there are no others."""
-    for where, folders, files in os.walk(path):
-        folders.sort()
-        if {"config.yaml", "metrics.jsonl"} <= set(files):
-            folders.clear()
-            yield Path(where)
 
 
 @dataclass
@@ -93,7 +84,7 @@ class Run:
     @property
     def status(self) -> str:
         """What the summary says, if it is of the last round; else the run goes on, or was killed."""
-        return str(self.summary.get("status")) if self.summary.get("rounds") == self.done else "running"
+        return str(self.summary.get("status")) if self.summary.get("rounds", self.done) == self.done and self.summary else "running"
 
     def scores(self) -> list[tuple[float, int]]:
         return [(r["accuracy"], r["round"]) for r in self.rows if finite(r.get("accuracy"))]
@@ -102,6 +93,57 @@ class Run:
     def family(self) -> str:
         """Equal for runs that differ only in seed, or in what does not change a result."""
         return json.dumps({k: v for k, v in completed(self.config).items() if k not in UNHASHED | {"seed"}}, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Finished runs, one for each seed of the same settings, and sentences about those that are left out."""
+
+    runs: list[Run]
+    notes: list[str]
+
+
+def gathered(paths: Iterable[str | Path]) -> Gathered:
+    """The runs that count: who takes a mean over seeds takes it over these."""
+    return counting(*readable(paths))
+
+
+def readable(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be read, and a sentence about the others; a damaged run costs no other run."""
+    runs, complaints = [], []
+    for path in found(paths):
+        try:
+            runs.append(Run.at(path))
+        except UserError as e:
+            complaints.append(e)
+    if not runs and complaints:
+        raise complaints[0]
+    return runs, [f"Left out: {e.cause}." for e in complaints]
+
+
+def counting(runs: Sequence[Run], notes: Sequence[str] = ()) -> Gathered:
+    """Of these runs the finished ones, each seed of the same settings once."""
+    kept: dict[tuple[str, int], Run] = {}
+    same, other = list[str](), list[str]()
+    for run in (run for run in runs if run.status == "finished"):
+        first = kept.setdefault((run.family, run.seed), run)
+        if first is not run:
+            alike = all(first.summary.get(k) == run.summary.get(k) for k in ("last", "best"))
+            (same if alike else other).append(f"{run.path} ({'as' if alike else 'unlike'} {first.path})")
+    told = list(notes)
+    if cut := [f"{run.path} ({run.status}, round {run.done} of {run.config.get('rounds', '?')})" for run in runs if run.status != "finished"]:
+        told.append(f"Left out, not finished: {_listed(cut)}.")
+    if same:
+        told.append(f"The same settings and seed again count once: {_listed(same)}.")
+    if other:
+        told.append(f"The same settings and seed again, with another result; the first counts: {_listed(other)}.")
+    if not kept:
+        raise UserError(f"none of these runs is finished, {runs[0].path} for one", f"go on with it by `fallow resume {runs[0].path}`, or wait for it")
+    return Gathered(list(kept.values()), told)
+
+
+def _listed(words: Sequence[str], most: int = 6) -> str:
+    return "; ".join(words[:most]) + (f"; and {len(words) - most} more" if len(words) > most else "")
 
 
 def _worded(keys: Keys) -> Keys:
@@ -166,6 +208,7 @@ def _told(run: Run) -> Keys:
         "columns": columns,
         "vectors": vectors,
         "scores": scored,
+        "warnings": stored(run.path, s, run.status != "running"),
         "published": [_published(p) for p in places(run.config, run.path)],
         "made": {k: str(s[k]) for k in ("device", "commit", "config_hash", "fingerprint") if s.get(k)} | _versions(s),
     }
