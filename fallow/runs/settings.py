@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, find, is_own
 from fallow.methods.base import Method
 from fallow.methods.combining import refused
+from fallow.names import recipes
 from fallow.runs import lacking
 from fallow.runs.origin import located, own_code, started_in
 
@@ -35,12 +35,6 @@ NEWER = {"layout": "auto", "validation": None}  # keys that older runs have not;
 SEEDS = 10_000  # at most
 UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
 EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, without another result
-
-
-def recipes() -> dict[str, Path]:
-    """The recipes by name, `paper/table1`."""
-    root = Path(str(resources.files("fallow") / "recipes"))
-    return {str(p.relative_to(root).with_suffix("")): p for p in sorted(root.rglob("*.yaml"))}
 
 
 def recipe(name: str, heirs: tuple[str, ...] = ()) -> Keys:
