@@ -21,7 +21,6 @@ from fallow.errors import UserError, suggest
 from fallow.report import published
 from fallow.report.collect import thin
 from fallow.report.published import Figure, table_name
-from fallow.runs import automatic
 from fallow.runs.jobs import Job, state
 from fallow.runs.room import Room
 from fallow.runs.runner import Event, Runner
@@ -117,8 +116,8 @@ class Grids:
         return "; ".join(f"data={c.data} setting={c.setting!r}" for c in self.grid.cells)
 
     def expected(self, entry: Entry, seed: int) -> Keys:
-        """The settings of an entry, of which those that are fitted to the data are left out."""
-        return automatic.expected(entry.keys, merge(self.given, {"seed": seed}))
+        """The complete settings of an entry."""
+        return resolve(entry.keys, merge(self.given, {"seed": seed}))[1].model_dump(mode="json")
 
 
 def _tables(paper: str) -> list[str]:

@@ -20,7 +20,6 @@ from fallow.data.sources import Source
 from fallow.methods.base import Method
 from fallow.methods.parts import fitting
 from fallow.methods.parts.fitting import Facts
-from fallow.runs.settings import are_fitted, resolve
 
 MEMORY = 2**29  # bytes that a step may keep for its gradients; on a CPU as many steps run at once as there are cores
 TOGETHER = ({"steps": None, "epochs": None}, {"server_steps": None, "server_epochs": None})  # who gives one has given both
@@ -35,12 +34,6 @@ def given(options: Config) -> Keys:
         if any(said.get(k) is not None for k in group):
             said = group | said
     return said
-
-
-def expected(recipe_keys: Keys, keys: Keys) -> Keys:
-    """The settings that a run of these keys must have; where the rest is fitted, those that are said."""
-    options = resolve(recipe_keys, keys)[1]
-    return given(options) if are_fitted(recipe_keys, keys) else options.model_dump(mode="json")
 
 
 def fitted(method: type[Method], options: Config, said: Mapping[str, Any], source: Source, federation: Federation) -> Config:

@@ -391,15 +391,11 @@ def differences(stored: Keys, expected: Keys) -> Keys:
     """Settings of a run that are not the expected ones and change results, as key -> value."""
     from_data = (
         {"clients"}
-        if expected.get("partition") == "natural"
+        if expected["partition"] == "natural"
         else {"label_ratio"}
-        if expected.get("label_ratio") is None
+        if expected["label_ratio"] is None
         else set()
     )
-    compared = {k: v for k, v in expected.items() if k in stored and k not in UNHASHED | from_data}
-    return {k: stored[k] for k, v in compared.items() if stored[k] != _filled(v, stored[k])}
-
-
-def _filled(value: Any, other: Any) -> Any:
-    """A section with the entries of another one that it says nothing of."""
-    return merge(other, value) if isinstance(value, Mapping) and isinstance(other, Mapping) else value
+    return {
+        k: stored[k] for k, v in expected.items() if k in stored and k not in UNHASHED | from_data and stored[k] != v
+    }
