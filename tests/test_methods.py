@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, few_digits, rows, same, weights
-from strict import NotCapturable, guarded, relaxed, strict
+from fallow.engine.strict import NotCapturable, guarded, relaxed, strict
 
 import fallow
 from fallow.data.federate import Federation, Holding

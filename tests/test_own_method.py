@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import yaml
 from conftest import HERE, TINY, rows, same
-from strict import guarded
+from fallow.engine.strict import guarded
 
 import fallow
 from fallow.engine import eager

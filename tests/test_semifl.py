@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from conftest import TINY
 from safetensors.torch import load_file
-from strict import relaxed, strict
+from fallow.engine.strict import relaxed, strict
 from torch import nn
 
 import fallow
