@@ -31,6 +31,7 @@ from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
+from fallow.runs import automatic
 from fallow.runs import origin as origins
 from fallow.runs.data import completed, load_source, named
 from fallow.runs.folder import RunFolder
@@ -39,7 +40,7 @@ from fallow.runs.manifest import RESTORE
 from fallow.runs.onlookers import watching
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
-from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
+from fallow.runs.settings import EDITABLE, are_fitted, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 from fallow.runs.warned import Health, facts
@@ -233,11 +234,16 @@ def prepare(
     if source is not None:
         given.setdefault("data", source.name)
     base = base_of(recipe_name, given)
+    fit = are_fitted(base, given)
     method, options = resolve(base, given, trust)
+    said = automatic.given(options)
     options = options if source else named(options)
     source = load_source(options, source, download)
     options = completed(method, options, source)
-    return method, options, source, make_federation(options, source)
+    federation = make_federation(options, source)
+    if fit:
+        options = automatic.fitted(method, options, said, source, federation)
+    return method, options, source, federation
 
 
 def run(
