@@ -73,14 +73,9 @@ def rounds(o: Config) -> int:
     return round(ROUNDS * min(LONGER, math.sqrt(o.clients / o.active_count)))
 
 
-def work(f: Facts) -> dict[str, Any]:
+def common(f: Facts) -> dict[str, Any]:
     """How much a party trains, and how fast."""
     return {
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
         "lr": RATES[f.o.optimizer], "schedule": "cosine", "clip": 1.0,
     }  # fmt: skip
-
-
-def common(f: Facts) -> dict[str, Any]:
-    """The rule for keys that every method has."""
-    return work(f) | {"augment": {"cutout": max(1, f.size // 4)}}
