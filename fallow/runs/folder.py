@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,9 +19,11 @@ import torch
 from safetensors.torch import load, save
 
 from fallow import disk
+from fallow.engine.evaluating import Best
 from fallow.engine.pack import pack, unpack
 from fallow.errors import UserError
 from fallow.methods.state import Layout, State
+from fallow.runs import best as bests
 from fallow.runs import manifest
 from fallow.runs.manifest import RESTORE, Manifest
 from fallow.runs.settings import settings_sha256
@@ -44,6 +47,7 @@ class Restored(NamedTuple):
     entries: dict[str, Any]
     keep: dict[str, int]  # client -> round of its record
     records: dict[str, str]  # SHA-256 of the records' files
+    best: Best | None
 
 
 class RunFolder:
@@ -53,12 +57,15 @@ class RunFolder:
         self._noted: Manifest | None = None  # what the manifest says of settings and files that stay as they are
         self._results: dict[str, str] = {}
         self._records: dict[int, set[str]] = {}  # names of the records that each of the last checkpoints needs
+        self.best_files = bests.BestFiles(path)
+        self._bests: dict[int, set[str]] = {}  # what each of the last checkpoints calls the best round's weights
         self._covered: Manifest | None = None  # of the metrics, at the last commit
         self._chosen: Manifest | None = None  # the index of the checkpoint to go on from
         self._complaints: list[str] = []  # what was found damaged and is mended, told once it can be
         self.config, self.federation = path / "config.yaml", path / "federation.npz"
         self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoint"
         self.model, self.summary, self.kept = path / "model.safetensors", path / "summary.json", path / "keep"
+        self.best = path / bests.RESULT
 
     @staticmethod
     def new(out: Path, name: str) -> RunFolder:
@@ -213,7 +220,10 @@ class RunFolder:
         names = [p.name for p in self.checkpoints.iterdir()]
         return sorted((int(n) for n in names if n.isascii() and n.isdecimal() and n == str(int(n)) and n != "0"), reverse=True)
 
-    def commit(self, round: int, entries: dict[str, Any], keep: dict[str, int], layouts: dict[str, Layout], records: Mapping[str, str]) -> None:
+    def commit(
+        self, round: int, entries: dict[str, Any], keep: dict[str, int], layouts: dict[str, Layout], records: Mapping[str, str],
+        best: Best | None = None,
+    ) -> None:  # fmt: skip
         """Writes a new folder with checksums of all that the state is made of, syncs it, renames it; of the older ones the last stays."""
         part, final = self.checkpoints / f".{round}.part", self.checkpoints / str(round)
         if final.is_dir():  # an interrupt came while this round was being committed
@@ -222,6 +232,7 @@ class RunFolder:
         data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
         noted, first = self._unchanging(), not self.checkpoints.is_dir()
         metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+        weights = self.best_files.write(best)
         with disk.told(final):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
@@ -230,8 +241,9 @@ class RunFolder:
                 synced = beside.submit(disk.sync, self.metrics if self.metrics.exists() else self.path)
                 digest = disk.write_noting(part / SERVER, data)
                 synced.result()
-            files = {f"checkpoint/{round}/{SERVER}": digest, **{f"keep/{n}": known for n, known in records.items()}}
+            files = {f"checkpoint/{round}/{SERVER}": digest, **{f"keep/{n}": known for n, known in records.items()}, **weights}
             index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
+            index |= {"best": best.noted()} if best else {}
             disk.write(part / "index.json", manifest.sealed(index))
             disk.sync(part)
         except UserError:
@@ -242,7 +254,7 @@ class RunFolder:
             disk.sync(self.checkpoints)
             if first:  # later on the run's folder has no new entries
                 disk.sync(self.path)
-        self._covered, self._records[round] = metrics, set(records)
+        self._covered, self._records[round], self._bests[round] = metrics, set(records), set(weights)
         self._prune(round)
 
     def _prune(self, last: int) -> None:
@@ -254,6 +266,8 @@ class RunFolder:
         for part in [*self.path.glob(".*.part"), *self.path.glob("federation.npz*.part")]:
             disk.remove(part)
         self._records = {r: names for r, names in self._records.items() if r in stay}
+        self._bests = {r: names for r, names in self._bests.items() if r in stay}
+        self.best_files.clean(set().union(*self._bests.values()))
 
     def needed(self) -> set[str]:
         """The names of the records that the last checkpoints need."""
@@ -304,7 +318,7 @@ class RunFolder:
             raise UserError(f"{self.path} is an export, which has no rounds to go on with", "give the folder of the run itself")
         if noted is not None:
             manifest.check_settings(self.config, noted["config"])
-            results = (self.model.name, self.summary.name)
+            results = (self.model.name, self.best.name, self.summary.name)
             self._results = {name: noted["files"][name] for name in results if name in noted["files"]}
             self.check_fixed(noted)
         self._chosen = self.choose()
@@ -353,16 +367,27 @@ class RunFolder:
         self._leave(disk.read(self.metrics)[: index["metrics"]["bytes"]])
         self._covered = index["metrics"]
         self.write_manifest()
-        self._records[round] = set(_records(index))
+        self._needs(round, index)
         for older in self._rounds()[1:2]:
             with suppress(UserError):
-                self._records[older] = set(_records(manifest.unsealed(self.checkpoints / str(older) / "index.json")))
+                self._needs(older, manifest.unsealed(self.checkpoints / str(older) / "index.json"))
         self._prune(round)
-        return Restored(round, entries, index["keep"], _records(index))
+        return Restored(round, entries, index["keep"], _records(index), self.best_files.restore(index))
+
+    def _needs(self, round: int, index: Manifest) -> None:
+        self._records[round] = set(_records(index))
+        self._bests[round] = {name for name in index["files"] if name.startswith(f"{bests.FOLDER}/")}
 
     # -- the result --------------------------------------------------------------------------------------------------------
     def write_model(self, state: State) -> None:
-        self._write_result(self.model, save({n: t.detach().cpu().contiguous() for n, t in state.tensors().items()}))
+        self._write_result(self.model, bests.encoded(state))
+
+    def write_best(self, best: Best | None) -> Best | None:
+        """The weights of the best round, as the last checkpoint has them; None where it has none."""
+        if best is None or best.state is not None:
+            return None
+        self._write_result(self.best, self.best_files.read(best))
+        return best
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         self._write_result(self.summary, (laid_out(plain(summary)) + "\n").encode())
@@ -401,6 +426,8 @@ class RunFolder:
             if self.read_summary()["status"] != "finished":
                 return False
             self.verified(self.model.name, needs_manifest=True)
+            if self.best.name in (self.noted() or {"files": {}})["files"]:
+                self.verified(self.best.name)
             return True
         except FileNotFoundError:
             return False
@@ -408,6 +435,15 @@ class RunFolder:
             cause = e.cause if isinstance(e, UserError) else f"{self.summary} is not the one that {manifest.NAME} names"
             self._complaints.append(f"{cause}; it is written again from the checkpoint")
             return False
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """The runs in a folder, itself or deeper, by name; inside a run there are no others."""
+    for where, folders, files in os.walk(folder):
+        folders.sort()
+        if {"config.yaml", "metrics.jsonl"} <= set(files):
+            folders.clear()
+            yield Path(where)
 
 
 def _records(index: Manifest) -> dict[str, str]:
