@@ -76,7 +76,7 @@ class FedLoKe(Method):
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:
-        if options.unlabelled_batch != "equal" or options.batch == "full":
+        if options.unlabelled_batch not in ("equal", options.batch) or options.batch == "full":
             return "fedloke pairs labelled and unlabelled batches of one size; set it with batch, a count"
         return None
 
