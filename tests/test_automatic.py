@@ -25,6 +25,7 @@ from fallow.methods.parts.fitting import Facts, common, rounds
 from fallow.runs import automatic
 from fallow.runs.settings import Grid, config_hash, recipe, recipes, resolve, stated
 
+FEW = {k: v for k, v in TINY.items() if k != "defaults"}
 GOLDEN = json.loads((HERE / "recipes.json").read_text())
 
 
@@ -188,7 +189,7 @@ def test_a_wrong_word_is_told() -> None:
 # -- what is stored ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", REGISTERED)
 def test_plain_values_are_stored(method: str, tmp_path: Path) -> None:
-    given = {k: v for k, v in TINY.items() if k != "batch"} | {"method": method, "rounds": 1}
+    given = {k: v for k, v in FEW.items() if k != "batch"} | {"method": method, "rounds": 1}
     result = fallow.run(out=tmp_path, **given)
     stored = yaml.safe_load((result.path / "config.yaml").read_text())
     expected = find(method).automatic(automatic.look(find(method), *_all(given)))
@@ -203,8 +204,29 @@ def _all(given: dict[str, Any]) -> Any:
 
 
 def test_the_line(fallow_cli: Any) -> None:
-    words = [f"{k}={v}" for k, v in (TINY | {"method": "fixmatch"}).items()]
+    words = [f"{k}={v}" for k, v in (FEW | {"method": "fixmatch"}).items()]
     told = fallow_cli("run", *words)
     assert told.out.splitlines()[1] == "2 rounds of 2 steps of 8 + 32 images, lr 0.1 (cosine), threshold 0.595"
-    o, federation = runs.prepare(None, TINY | {"method": "fedavg", "labels": "all", "epochs": 1, "steps": None})[1::2]
+    o, federation = runs.prepare(None, FEW | {"method": "fedavg", "labels": "all", "epochs": 1, "steps": None})[1::2]
     assert automatic.amounts(o, federation).startswith("2 rounds of 1 passes in steps of 8 images")
+
+
+def test_the_newcomers_run_is_what_the_rule_gives() -> None:
+    """Without a word on data and federation; with one it is that word's."""
+    assert prepared(method="fixmatch") == runs.prepare("default", {})[1] == prepared()
+    assert prepared(method="fixmatch", seed=3, rounds=4) == runs.prepare("default", {"seed": 3, "rounds": 4})[1]
+    assert prepared(method="fixmatch", data="digits").label_ratio == prepared(clients=4).label_ratio == 0.05
+
+
+def test_fedloke_takes_an_equal_count() -> None:
+    given = {"method": "fedloke", "data": "few-digits", "label_count": 40}
+    assert prepared(**given, batch=8, unlabelled_batch=8).unlabelled_batch == 8
+    with pytest.raises(UserError, match="one size"):
+        prepared(**given, batch=8, unlabelled_batch=9)
+
+
+def test_help_says_what_is_fitted(fallow_cli: Any) -> None:
+    lines = fallow_cli("run", "method=fedloke", "--help").out.splitlines()
+    fitted = {line.split()[0] for line in lines if line[25:31] == "fitted"}
+    assert fitted == {"rounds", "steps", "batch", "unlabelled_batch", "lr", "schedule", "clip", "entropy", "ramp_rounds"}
+    assert "(paper: 200)" in "\n".join(lines)

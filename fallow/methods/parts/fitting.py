@@ -68,6 +68,11 @@ class Facts:
         return max(1, round(RAMP * self.rounds))
 
 
+def fits(method: Any) -> frozenset[str]:
+    """The keys that a method has fitted where they are not given."""
+    return frozenset(method.automatic(Facts(method.Options(), 10, 32, 3, 10, 100, ROUNDS, 100)))
+
+
 def rounds(o: Config) -> int:
     """More where only some clients take part in each."""
     return round(ROUNDS * min(LONGER, math.sqrt(o.clients / o.active_count)))
