@@ -21,7 +21,7 @@ from fallow.errors import UserError, suggest
 from fallow.report import published
 from fallow.report.collect import thin
 from fallow.report.published import Figure, table_name
-from fallow.runs.jobs import Job, state
+from fallow.runs.jobs import Job
 from fallow.runs.room import Room
 from fallow.runs.runner import Event, Runner
 from fallow.runs.settings import SHAPES, Cell, Grid, Keys, differences, recipe, recipes, resolve, slug
@@ -229,7 +229,7 @@ def run(
                     failures.append(Failure(entry, seed, "no data"))
                     continue
                 job = _job(grids, entry, seed, out, settled)
-                if state(job) != "done" and not there.has(entry):
+                if job.folder.concluded() != "finished" and not there.has(entry):
                     failures.append(Failure(entry, seed, "no data"))
                     continue
             except UserError as e:

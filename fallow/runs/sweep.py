@@ -78,7 +78,7 @@ def plan(
             notes += [note for key in lacking if (note := f"{options.method} has no {key}, so its runs go without it") not in notes]
     there, more = _there(out, {_identity(options) for *_, options in members}, sources), {"trust": trust} if trust else {}
     taken = [(folder, options) for folder, *_, options in members if _identity(options) not in there]
-    place = _place(out, name or _name(recipe_name, found), taken)
+    place = _place(out, name or _name(recipe_name, {options.data for *_, options in members}), taken)
     jobs = []
     for folder, base, keys, options in members:
         path = there.get(_identity(options), place / folder)
@@ -145,9 +145,11 @@ def _as_begun(path: Path, options: Config, sources: Settled) -> bool:
 
 
 # -- where new runs lie --------------------------------------------------------------------------------------------------
-def _name(recipe_name: str | None, found: Combinations) -> str:
-    data = found.common.get("data")
-    return slug(recipe_name.removesuffix(".yaml").removesuffix(".yml")) if recipe_name else slug(data) if isinstance(data, str) else "sweep"
+def _name(recipe_name: str | None, data: set[str]) -> str:
+    """What a grid is called that nobody has named: as its recipe, or as the data if all its runs have the same."""
+    if recipe_name:
+        return slug(recipe_name.removesuffix(".yaml").removesuffix(".yml")) or "sweep"
+    return slug(min(data)) or "sweep" if len(data) == 1 else "sweep"
 
 
 def _folder(varied: Keys, seed: int) -> str:
