@@ -48,7 +48,8 @@ def resolved(words: list[str]) -> Any:
     """The settings of a command; of a grid those of its first run, if the others have any."""
     recipe, keys = _words(words)
     if grid := sweep.grid(recipe, keys):
-        return [settings.resolve(settings.recipe(recipe or "default") if recipe or "method" not in one else {}, one)[1] for _, one in grid][0]
+        found = [settings.resolve(settings.recipe(recipe or "default") if recipe or "method" not in one else {}, one)[1] for _, one in grid]
+        return found[0]
     base = settings.recipe(recipe) if recipe else settings.recipe("default") if not keys else {}
     return settings.resolve(base, keys)[1]
 
