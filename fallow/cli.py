@@ -372,6 +372,7 @@ def _print_keys(recipe: str | None, keys: dict[str, Any], trust: bool) -> None:
 
 def _print_result(result: Any, quiet: bool = False) -> None:
     from fallow.measure import told
+    from fallow.runs import warned
 
     if silent:
         return
@@ -380,6 +381,8 @@ def _print_result(result: Any, quiet: bool = False) -> None:
         console.say(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")
     for sentence in [] if quiet else told.sentences(s):
         console.say(sentence)
+    for sentence in warned.sentences(s):
+        console.warn(sentence)
     if s["status"] != "finished":
         console.say(f"stopped after round {s['rounds']}; go on with: fallow resume {result.path}")
     console.say(f"run: {result.path}")

@@ -53,6 +53,8 @@ class Bar:
             self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:
                 self.console.say(f"round {what['round']}/{self.rounds}  {words(what)}")
+        elif event == "warning" and not self.quiet:
+            self.console.warn(str(what))
 
 
 class _Clients(ProgressColumn):

@@ -111,7 +111,7 @@ class Federated:
         if self.measuring.due(number):
             with self._phase("measure"):
                 measured = self.measuring.row(jobs, outcomes)
-        row = defined(row | self._metrics(jobs, updates, tally) | measured)
+        row = defined(row | self._metrics(jobs, outcomes, updates, tally) | measured)
         self._refuse_unsound()
         self.finishing()
         self.whole = False
@@ -268,8 +268,8 @@ class Federated:
             raise self._no_prediction()
         return {"accuracy": float(right), "test_loss": loss} | scores.brief(logits, labels)
 
-    def _metrics(self, jobs: list[Job], updates: Updates, tally: Tally) -> dict[str, Any]:
-        means = tally.means()
+    def _metrics(self, jobs: list[Job], outcomes: list[Outcome], updates: Updates, tally: Tally) -> dict[str, Any]:
+        means = tally.columns()
         row: dict[str, Any] = {k: means.pop(k, None) for k in ("loss", "label_ratio", "label_accuracy", "label_accuracy_all")}
         row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
         sent = [j.message for j in jobs if j.party > SERVER]
@@ -279,6 +279,7 @@ class Federated:
             row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
         row["lr"] = mean_rate(*tally.rates)
         row["clients"] = len(updates.clients)
+        row["client_steps"] = sum(steps) / len(steps) if (steps := [o.steps for o in outcomes if o.party > SERVER]) else None
         return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
 
     @contextmanager

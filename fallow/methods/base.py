@@ -119,6 +119,7 @@ class Method:
     readings: dict[str, dict[str, Any]] = {}
     labellers: frozenset[str] | set[str] = frozenset()  # values of `labeller` that it honours; none: `debias` neither
     labels_how = "labels in its own way, or not at all"  # why others are refused, after the method's name
+    accepts_by = "threshold"  # the key that says how sure a pseudo-label must be
     captured = True
     paper = ""  # one line for `fallow list methods`
     keeps = "-"  # what a client keeps between rounds, in words

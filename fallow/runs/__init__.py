@@ -41,8 +41,9 @@ from fallow.runs.result import Result
 from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
+from fallow.runs.warned import Health, facts
 
-Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("end", summary)
+Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
 def executor_for(world: World, compared: dict[str, Any] | None = None) -> Executor:
@@ -103,6 +104,7 @@ class Run:
         keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.world.device)
         self.federated = Federated(self.world, executor_for(self.world), keep)
         self.done = 0
+        self.health = Health(folder.path, facts(self.world), [])
 
     def restore(self) -> None:
         found = self.folder.restore(self.layouts, self.world.device)
@@ -115,6 +117,7 @@ class Run:
         """Rounds until the end, or until `stop_after` (from 1); commits as it goes."""
         o, watch = self.options, watch or (lambda *_: None)
         stop = min(stop_after or o.rounds, o.rounds)
+        self.health = Health(self.folder.path, self.health.facts, self.folder.rows())
         watch("start", self)
         committed, whole = self.done, True
         terminated = RankLost("another rank has ended, or the run was told to stop") if ranks.count() > 1 else None
@@ -133,6 +136,8 @@ class Run:
                         committed = self.done
                     interrupts.release()
                     watch("round", row)
+                    for finding in self.health.take(row):
+                        watch("warning", finding)
             except BaseException as end:
                 interrupts.hold()
                 expected = isinstance(end, KeyboardInterrupt | Stopped | RankLost)
@@ -183,6 +188,7 @@ class Run:
             "device": _device_name(self.world.device),
             "versions": {"fallow": _version(), "torch": torch.__version__, "python": platform.python_version()},
             "commit": commit(),
+            "warnings": self.health.end(rows),
         }
         if self.done:
             self.folder.write_model(self.federated.model())
@@ -245,7 +251,8 @@ def run(
     many they are (default: as the data set or its labels say). A section takes a dict: `augment={"flip": "never"}`.
 
     `quiet=True` shows no progress, `quiet=False` always does; by default it is shown on a terminal and in a notebook.
-    `watch` is called with ("start", run), then ("round", row of metrics) after each round, then ("end", summary).
+    `watch` is called with ("start", run), then ("round", row of metrics) after each round and ("warning", finding) where
+    something shows that the run does not learn, then ("end", summary).
     `trust=True` lets code run that a recipe names.
     """
     _check_stop(stop_after)

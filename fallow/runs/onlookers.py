@@ -68,6 +68,7 @@ class Cell:
         self.rounds = self.first = 0
         self.started = self.updated = 0.0
         self._display: Any = None
+        self._warned: list[str] = []
 
     def __enter__(self) -> Cell:
         return self
@@ -82,6 +83,9 @@ class Cell:
             self._show(what.done, "")
         elif event == "round":
             self._show(what["round"], words(what))
+        elif event == "warning":
+            self._warned.append(str(what))
+            self._show(self.run.done, self.words, now=True)
         elif event == "end":
             self._show(what["rounds"], self.words, now=True)
 
@@ -98,7 +102,8 @@ class Cell:
         line = "  ".join(filter(None, [f"round {done}/{self.rounds}", words, "" if now else self._left(done)]))
         bar = f'<progress value="{done}" max="{self.rounds}" style="width: 16em; vertical-align: middle"></progress>'
         page = f'<div style="opacity: .75">{escape(self.about)}</div><div>{bar} {escape(line)}</div>'
-        self._send({"text/plain": f"{self.about}\n{line}", "text/html": page})
+        page += "".join(f"<div>⚠ {escape(sentence)}</div>" for sentence in self._warned)
+        self._send({"text/plain": "\n".join([self.about, line, *self._warned]), "text/html": page})
 
     def _left(self, done: int) -> str:
         if done == self.first or done == self.rounds:

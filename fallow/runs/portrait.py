@@ -7,6 +7,7 @@ from typing import Any
 
 from fallow.config import Section
 from fallow.errors import UserError, suggest
+from fallow.runs import warned
 
 SHARES = ("accuracy", "label_ratio", "label_accuracy", "label_accuracy_all")  # shown as percentages
 WIDTH, HEIGHT, LEFT, BELOW = 420, 150, 38, 18  # of the curve, in pixels
@@ -36,9 +37,10 @@ def card(result: Any) -> str:
     head = f"<b>{escape(s['method'])}</b> on <b>{escape(s['data'])}</b>"
     if s["last"] is not None:
         head += f": <b>{100 * s['last']:.2f} %</b> after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})"
+    against = "".join(f"<div>⚠ {escape(sentence)}</div>" for sentence in warned.sentences(s))
     pairs = " ".join(f"<code>{escape(f'{k}={v}')}</code>" for k, v in settings.items())
     return (
-        f'<div style="max-width: 46em; line-height: 1.6">{head}{escape(_unfinished(s))}<br>{curve(rows)}'
+        f'<div style="max-width: 46em; line-height: 1.6">{head}{escape(_unfinished(s))}<br>{against}{curve(rows)}'
         f'<div style="font-size: .9em">{pairs}</div>'
         f'<div style="font-size: .9em; opacity: .75">{escape(str(result.path))} · {s["seconds"]:.0f} s · {escape(str(s.get("device", "")))}</div></div>'
     )
