@@ -26,6 +26,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that Fallow did not make.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without image files that cannot be read.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code that the folder or the recipe names, with your rights.")]
 
 
@@ -109,6 +110,7 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
+    skip_bad: SkipBad = False,
     trust: Trust = False,
     show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
 ) -> None:
@@ -123,6 +125,8 @@ def run(
 
     if data_dir:
         keys["data_dir"] = data_dir
+    if skip_bad:
+        keys["skip_bad"] = True
     with stopping(), Bar(console, quiet) as bar:
         result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
     _print_result(result, quiet)
@@ -174,13 +178,14 @@ def split(
     picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
     save: Annotated[str | None, typer.Option(help="File for the federation (.npz).")] = None,
     force: Force = False,
+    skip_bad: SkipBad = False,
     trust: Trust = False,
 ) -> None:
     """Who holds what: print the federation of these settings and draw its picture."""
     from fallow import disk, runs, targets
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
-    from fallow.runs.data import sentences
+    from fallow.progress import Bar
 
     recipe, keys = _words(words)
     if picture:
@@ -189,10 +194,11 @@ def split(
         targets.file(Path(save), "split --save", force, "--save")
     if data_dir:
         keys["data_dir"] = data_dir
-    _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust)
+    if skip_bad:
+        keys["skip_bad"] = True
+    with Bar(console) as bar:
+        _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust, watch=bar)
     labels, classes = source.train.labels.numpy(), len(source.classes)
-    for sentence in sentences(options, source):
-        console.say(sentence)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for name, value in summary.items():
@@ -206,6 +212,19 @@ def split(
         with disk.told(Path(save), "make its folder first, or choose another with --save"):
             federation.save(Path(save))
         console.say(f"federation: {save}")
+
+
+@app.command()
+def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove all of them.")] = False) -> None:
+    """Decoded images that later runs map from disk: what is kept where."""
+    from fallow.listing import cached
+
+    if clear:
+        from fallow.data.readers import kept
+
+        console.say(f"removed: {kept.clear()}")
+        return
+    console.rows(cached())
 
 
 @app.command()

@@ -114,3 +114,16 @@ def compared(paths: list[str]) -> Rows:
             "" if ratio is None else f"{100 * ratio:.0f}", f"{s['seconds_per_round']:.2f}",
         ))  # fmt: skip
     return out
+
+
+def cached() -> Rows:
+    """Decoded images that are kept, the last used first."""
+    from datetime import datetime
+
+    from fallow.data.readers import kept
+    from fallow.limits import amount
+
+    found = kept.entries()
+    title = ("images of", "images", "takes", "last used", f"in {kept.home()}")
+    rows = [(e.data, f"{e.images:,}", amount(e.bytes), datetime.fromtimestamp(e.used).strftime("%Y-%m-%d %H:%M"), e.path.name) for e in found]
+    return [title, *(rows or [("nothing is kept", "", "", "", "")])]

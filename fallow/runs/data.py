@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fallow import config as configuration
@@ -43,6 +44,24 @@ def read(options: Config, source: Source, tell: Tell = silent) -> Source:
     """The opened source with its images."""
     image = options.image
     return sources.fit(source.whole(tell), size=image.size, fit=image.fit, channels=image.channels)
+
+
+class Reading:
+    """Tells a watcher what the data is, and how far its images are decoded."""
+
+    def __init__(self, watch: Callable[[str, Any], None] | None, options: Config, opened: Source):
+        self.watch, self.opened = watch or (lambda *_: None), opened
+        self.said = sentences(options, opened)
+        self._tell(self.said)
+
+    def whole(self, options: Config) -> Source:
+        source = read(options, self.opened, lambda done, count: self.watch("reading", (done, count)))
+        self._tell([sentence for sentence in source.said if not any(known.startswith(sentence) for known in self.said)])
+        return source
+
+    def _tell(self, said: list[str]) -> None:
+        for sentence in said:
+            self.watch("data", sentence)
 
 
 def natural_clients(source: Source) -> set[str]:

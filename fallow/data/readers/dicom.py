@@ -27,10 +27,10 @@ class Picture:
     def __init__(self, file: IO[bytes], path: Path):
         self.file, self.path, self.info = file, path, {}  # type: IO[bytes], Path, dict[str, Any]
         if read_file_meta_info(path).get("TransferSyntaxUID") == DEFLATED:
-            raise Unreadable(path, "is a deflated DICOM file, which is not read", "save it uncompressed")
+            raise Unreadable(path, "is a deflated DICOM file, which is not read (save it uncompressed)")
         head = pydicom.dcmread(file, stop_before_pixels=True)
         if int(head.get("NumberOfFrames") or 1) != 1:
-            raise Unreadable(path, f"is a DICOM file of {head.NumberOfFrames} frames", "give a file for each image")
+            raise Unreadable(path, f"is a DICOM file of {head.NumberOfFrames} frames (give a file for each)")
         self.height, self.width = int(head.Rows), int(head.Columns)
         self.mode = "L" if head.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2") else "RGB"
 
@@ -53,7 +53,7 @@ class Picture:
             pixels = whole.pixel_array
         except (RuntimeError, NotImplementedError) as error:
             why = " ".join(str(error).split())[:120]
-            raise Unreadable(self.path, f"is a compressed DICOM file that pydicom alone cannot decode ({why})", "install pylibjpeg, or save it uncompressed") from None
+            raise Unreadable(self.path, f"is a DICOM file compressed in a way that pydicom alone cannot decode ({why})") from None
         if self.mode == "L":
             return Image.fromarray(_grey(pixels, whole))
         if whole.PhotometricInterpretation == "PALETTE COLOR":

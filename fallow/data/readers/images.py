@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fallow.data.readers.opening import SUFFIXES, Unreadable, is_image, opened, orientation, size_of
+from fallow.data.readers.opening import EXTRAS, SUFFIXES, Unreadable, is_image, opened, orientation, size_of
 from fallow.errors import UserError
 from fallow.limits import available, check_room
 
@@ -69,7 +69,7 @@ def survey(paths: Sequence[Path], settings: Settings = Settings()) -> Surveyed:
     bad = {place: error for place, error in enumerate(found) if isinstance(error, Unreadable)}
     whole = [item for item in found if not isinstance(item, Unreadable)]
     if not whole:
-        raise unreadable(paths, {place: error.why for place, error in bad.items()}, next(iter(bad.values())).how)
+        raise unreadable(paths, {place: error.why for place, error in bad.items()})
     channels = settings.channels or (1 if GREY.issuperset(mode for mode, _ in whole) else 3)
     return Surveyed(shape or _most_common(size for _, size in whole), channels, bad)
 
@@ -101,14 +101,17 @@ def decode(paths: Sequence[Path], settings: Settings = Settings(), surveyed: Sur
     return Decoded(np.delete(out, list(bad), 0) if bad else out, bad)
 
 
-def unreadable(paths: Sequence[Path], bad: dict[int, str], how: str = "replace or remove that file") -> UserError:
+def unreadable(paths: Sequence[Path], bad: dict[int, str]) -> UserError:
     """One sentence about all files that cannot be read: ten by name, then a count."""
     if len(bad) == 1:
-        return Unreadable(paths[next(iter(bad))], next(iter(bad.values())), how)
-    named = "; ".join(f"{paths[place]} {why}" for place, why in list(bad.items())[:10])
+        return Unreadable(paths[next(iter(bad))], next(iter(bad.values())))
+    by_reason: dict[str, list[str]] = {}
+    for place, why in list(bad.items())[:10]:
+        by_reason.setdefault(why, []).append(str(paths[place]))
+    named = "; ".join(f"{', '.join(names)}: {why}" for why, names in by_reason.items())
     more = f"; and {len(bad) - 10:,} more" if len(bad) > 10 else ""
-    needed = sorted({why.rpartition("needs ")[2] for why in bad.values() if "needs " in why})
-    install = f"install {' and '.join(needed)}, " if needed else ""
+    extras = [extra for extra, library in EXTRAS.items() if any(why.endswith(f"needs {library}") for why in bad.values())]
+    install = f"install them with `pip install fallow[{','.join(extras)}]`, " if extras else ""
     return UserError(
         f"{len(bad):,} of {len(paths):,} files cannot be read ({named}{more})",
         f"{install}replace or remove them, or go on without them with --skip-bad",

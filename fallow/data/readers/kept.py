@@ -86,7 +86,7 @@ def keep(key: str, decoded: Decoded, data: str) -> None:
     header = {"data": shown(data), "shape": images.shape, "bad": list(decoded.bad.items()), "sha256": hashlib.sha256(images.data).hexdigest()}
     head = json.dumps(header).encode("utf-8", "backslashreplace")
     wanted = -(-(len(MAGIC) + 8 + len(head)) // PAGE) * PAGE
-    path, most = home() / f"{key}{ENDING}", float(os.environ.get("FALLOW_CACHE_GIB") or GIB) * 2**30
+    path, most = home() / f"{key}{ENDING}", _most()
     if wanted + images.nbytes > most:
         return
     try:
@@ -99,6 +99,15 @@ def keep(key: str, decoded: Decoded, data: str) -> None:
     except (OSError, UserError) as error:
         why = error.cause if isinstance(error, UserError) else error.strerror or error
         log.warning("the decoded images cannot be kept in %s (%s); the next run decodes them again", shown(path.parent), why)
+
+
+def _most() -> float:
+    """Bytes that all entries may take."""
+    said = os.environ.get("FALLOW_CACHE_GIB") or str(GIB)
+    try:
+        return float(said) * 2**30
+    except ValueError:
+        raise UserError(f"FALLOW_CACHE_GIB={said} is no number", "give how many GiB of decoded images are kept, 0 for none") from None
 
 
 def entries() -> list[Entry]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,14 +19,20 @@ PLAIN = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # Pillow knows mor
 HEAD = 132  # bytes by which a file is known
 ORIENTATION = 0x0112
 HEIC, AVIF = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), (b"avif", b"avis")
+EXTRAS = {"heic": "pillow-heif", "dicom": "pydicom"}  # what pip is told -> the library
 Result = TypeVar("Result")
+
+
+warnings.filterwarnings("ignore", message="Corrupt EXIF data", category=UserWarning)  # Pillow's, of pictures that are fine
 
 
 class Unreadable(UserError):
     """A file that is no image, or is not whole."""
 
-    def __init__(self, path: Path, why: str, remedy: str = "replace or remove that file"):
-        self.path, self.why, self.how = path, why, remedy
+    def __init__(self, path: Path, why: str):
+        self.path, self.why = path, why
+        extra = next((extra for extra, library in EXTRAS.items() if why.endswith(f"needs {library}")), None)
+        remedy = f"install it with `pip install fallow[{extra}]`" if extra else "replace or remove that file"
         super().__init__(f"{path} {why}", f"{remedy}, or go on without it with --skip-bad")
 
 
@@ -47,8 +54,14 @@ def opened(path: Path, look: Callable[[Any], Result]) -> Result:
         except UserError as error:
             raise UserError(f"{path} cannot be used: {error.cause}", error.remedy) from error
         except Exception as error:  # Pillow's decoders raise many kinds on a damaged file
-            why = " ".join(str(error).replace(repr(file), "the file").split())
-            raise Unreadable(path, f"is truncated or not an image ({why})") from error
+            raise Unreadable(path, _why(error, file)) from error
+
+
+def _why(error: Exception, file: IO[bytes]) -> str:
+    if os.fstat(file.fileno()).st_size == 0:
+        return "is empty"
+    told = " ".join(str(error).replace(repr(file), "the file").split())
+    return "is truncated or not an image" + ("" if "cannot identify" in told else f" ({told})")
 
 
 def _image(file: IO[bytes], path: Path) -> Any:
@@ -60,7 +73,7 @@ def _image(file: IO[bytes], path: Path) -> Any:
         return _dicom(file, path)
     if head[4:8] == b"ftyp" and head[8:12] in HEIC:
         if not _has_heif():
-            raise Unreadable(path, "is a HEIC file, which needs pillow-heif", "install it with `pip install fallow[heic]`")
+            raise Unreadable(path, "is a HEIC file, which needs pillow-heif")
         return Image.open(file, formats=("HEIF",))
     if head[4:8] == b"ftyp" and head[8:12] in AVIF:
         return Image.open(file, formats=("AVIF",))
@@ -77,11 +90,20 @@ def _has_heif() -> bool:
     return True
 
 
-def _dicom(file: IO[bytes], path: Path) -> Any:
+@cache
+def _has_dicom() -> bool:
     try:
-        from fallow.data.readers import dicom
+        import pydicom  # noqa: F401
     except ImportError:
-        raise Unreadable(path, "is a DICOM file, which needs pydicom", "install it with `pip install fallow[dicom]`") from None
+        return False
+    return True
+
+
+def _dicom(file: IO[bytes], path: Path) -> Any:
+    if not _has_dicom():
+        raise Unreadable(path, "is a DICOM file, which needs pydicom")
+    from fallow.data.readers import dicom
+
     return dicom.Picture(file, path)
 
 
