@@ -128,6 +128,7 @@ class Config(Section):
     label_balance: Literal["balanced", "random"] | None = key(None, "labels balanced over classes, or at random (default: balanced; with label_ratio at random)")
     label_pick: Literal["random", "first"] = key("random", "which samples are labelled: at random, or the first")
     labelled_clients: float | None = key(None, "how many clients have labels where labels=some: a count or a share", gt=0)
+    validation: float | None = key(None, "labels held out of training, to test on and to keep the best round by: a share below 1, or a count", gt=0)
     labelled_as_unlabelled: bool | Literal["alias"] = key(False, "labelled samples also serve as unlabelled ones; alias: others in their place, as FedDB's released code")
     unlabelled_ratio: float = key(1.0, "share of the unlabelled samples that is used", ge=0, le=1)
     clients: int = key(10, "how many clients the federation has, 1 or more", "M", ge=1)
@@ -217,6 +218,8 @@ class Config(Section):
     def _counts(self) -> Config:
         if self.active is not None and self.active >= 1 and self.active != int(self.active):
             raise ValueError(f"active={self.active:g} is neither a count nor a share; give a whole number, or one below 1")
+        if self.validation is not None and self.validation >= 1 and self.validation != int(self.validation):
+            raise ValueError(f"validation={self.validation:g} is neither a count nor a share; give a whole number, or one below 1")
         for name in ("batch", "steps", "unlabelled_batch", "slots", "sbn_passes"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:

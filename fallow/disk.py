@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import itertools
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -55,6 +56,14 @@ def read(path: Path, remedy: str = "restore it from a copy") -> bytes:
         raise UserError(f"{path} is missing", remedy) from None
     except OSError as e:
         raise UserError(f"{path} cannot be read ({_reason(e)})", remedy) from None
+
+
+def remove(path: Path) -> None:
+    """What lies there is gone: a file, or a folder in a file's place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _reason(error: OSError) -> str:

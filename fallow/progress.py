@@ -7,7 +7,9 @@ from typing import Any
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fallow.data import validation
 from fallow.engine import ranks
+from fallow.runs.automatic import amounts
 from fallow.said import Speaker
 
 
@@ -48,6 +50,9 @@ class Bar:
             self._task = self._bar.add_task("", total=self.rounds, completed=what.done, words="")
             if not self.quiet:
                 self.console.say(headline(what))
+                self.console.say(amounts(what.options, what.federation))
+                for sentence in validation.sentences(what.federation):
+                    self.console.say(sentence)
         elif event == "round" and self._task is not None:
             self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:

@@ -11,7 +11,7 @@ from fallow.errors import UserError
 
 # what a run's folder holds beside config.yaml, by which it is told from a result without weights or an export
 AT_WORK = ("checkpoint", "federation.npz", ".lock", "keep")
-RUN = ("config.yaml", "metrics.jsonl", "summary.json", "model.safetensors", "tensorboard", "wandb", "tracking.json", *AT_WORK)
+RUN = ("config.yaml", "metrics.jsonl", "summary.json", "model.safetensors", "best.safetensors", "best", "tensorboard", "wandb", "tracking.json", *AT_WORK)
 HEAD = 65_536  # bytes in which a file says what made it
 
 FORCE = "choose another with {flag}, or say --force if it may be lost"
@@ -101,6 +101,11 @@ def _table(path: Path) -> bool:
     return b": test accuracy in %, " in first or first.startswith(b"paper,table,data,setting,method,statistic,")
 
 
+def _comparison(path: Path) -> bool:
+    head = _head(path)
+    return b"Fallow compare" in head or head.startswith(b"row,column,statistic,mean,std,n,seeds,best,")
+
+
 def _export(path: Path) -> bool:
     front = re.match(rb"---\n(.*?)\n---\n", _head(path / "README.md"), re.DOTALL)
     return front is not None and b"library_name: fallow" in front[1]
@@ -124,6 +129,7 @@ MAKERS: dict[str, Callable[[Path], bool]] = {
     "report": _page,
     "predict": _predictions,
     "table": _table,
+    "compare": _comparison,
     "export": _export,
     "figure": _picture("figure"),
     "split": _picture("split"),

@@ -73,7 +73,7 @@ class Keep:
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 if path.name not in named and path.name not in older:
-                    path.unlink(missing_ok=True)
+                    disk.remove(path)
 
     def restore(self, index: dict[str, int], records: Mapping[str, str] | None = None, older: Iterable[str] = ()) -> None:
         self.version, self.records = {int(c): v for c, v in index.items()}, dict(records or {})
@@ -110,10 +110,10 @@ class Keep:
     def _load(self, client: int) -> Record:
         path, remedy = self._path(client), "restore the file, or start the run again"
         try:
-            data = path.read_bytes()
+            data = disk.read(path, remedy)
             if path.name in self.records and disk.sha256(data) != self.records[path.name]:
                 raise UserError(f"what client {client} keeps is damaged ({path})", remedy)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             return unpack(json.loads(header["__metadata__"]["shape"]), load(data), self.layouts, self.device)
-        except (OSError, SafetensorError, KeyError, ValueError) as e:
+        except (SafetensorError, KeyError, ValueError) as e:
             raise UserError(f"what client {client} keeps cannot be read from {path} ({type(e).__name__})", remedy) from None

@@ -68,6 +68,7 @@ class Party:
         holding = world.federation.server if self.is_server else world.federation.clients[job.party]
         self.labelled = Samples.of(holding.labelled, world.labels[holding.labelled])
         self.unlabelled = Samples.of(holding.unlabelled)
+        self.validation = Samples.of(holding.validation, world.labels[holding.validation])  # not to train on
         self.unused = holding.unused  # how many unlabelled samples `unlabelled_ratio` leaves out
         self.made = 0
         self.lr: list[float] = []  # of each step

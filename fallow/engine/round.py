@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fallow.engine.evaluating import Validation, columns
 from fallow.engine.finite import defined, sound, too_large
 from fallow.engine.keep import Keep
 from fallow.engine.measuring import Measuring
@@ -51,7 +52,7 @@ class Federated:
         self.whole = True  # false if a failure left kept records of a round that is not in effect
         self.finishing: Callable[[], None] = lambda: None  # called when a round begins to take effect
         self._inference = world.net()
-        self.measuring = Measuring(self)
+        self.measuring, self.validation = Measuring(self), Validation(self)
         self._tested: tuple[State, torch.Tensor] | None = None
         self._verdicts: list[tuple[str, torch.Tensor]] = []  # where numbers were made in this round, and if they are sound
 
@@ -84,6 +85,7 @@ class Federated:
         server, turn = self.server, self.o.server_turn if self.server_trains else ""
         self.seconds, server.logs, tally, self._tested, self._verdicts = {}, {}, Tally(), None, []
         self.world.finished = 0
+        self.validation.forget()
         server.draw(number)
         last = number + 1 == self.o.rounds
         if turn.startswith("before"):
@@ -116,6 +118,7 @@ class Federated:
         self.finishing()
         self.whole = False
         self.keep.write({o.party: o.record for o in outcomes if o.party > SERVER}, number + 1)
+        self.validation.settle()
         self.whole = True
         return row
 
@@ -181,9 +184,9 @@ class Federated:
         remedy = f"lower {' and '.join(stepping)}" if at_server and stepping else "lower lr, or set clip=1"
         return UserError(f"{what} became NaN or infinite in round {self.server.round + 1}", f"{remedy}; the rounds before it are kept")
 
-    def _no_prediction(self) -> UserError:
+    def no_prediction(self, of: str = "of the test set") -> UserError:
         self._refuse_unsound()  # the cause, if it is known
-        return self._diverged("the logits of the test set")
+        return self._diverged(f"the logits {of}")
 
     def _updates(self, outcomes: list[Outcome]) -> Updates:
         """Updates in order of party id, the server's first, with their weights."""
@@ -238,25 +241,30 @@ class Federated:
 
     def _evaluated(self, number: int, last: bool) -> dict[str, Any]:
         if (number + 1) % self.o.eval_every and not last:
-            return dict.fromkeys(("accuracy", "test_loss", *scores.EACH_TEST))
+            return dict.fromkeys(columns(self))
         with self._phase("statistics"):
             self._with_statistics()
         with self._phase("test"):
-            return self.evaluate(self.server.model)
+            return self.evaluate(self.server.model) | self.validation.test(number + 1, self.server.model)
 
     @torch.no_grad()
     def test_logits(self, state: State) -> torch.Tensor:
         """Logits of the whole test set, in file order; those of the model last tested are still there."""
         if self._tested is None or self._tested[0] is not state:
-            w = self.world
-            self._inference.load(state)
-            fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
-            call = self._inference.replayed("running")
-            logits = self.executor.infer(lambda a, b: call(w.test_batch(a, b)).clone(), len(w.test_labels), fixed)
+            logits = self.logits(state, self.world.test_batch, len(self.world.test_labels))
             if torch.isnan(logits).any():
-                raise self._no_prediction()  # the largest of them is no class
+                raise self.no_prediction()  # the largest of them is no class
             self._tested = state, logits
         return self._tested[1]
+
+    @torch.no_grad()
+    def logits(self, state: State, images: Callable[[int, int], torch.Tensor], count: int) -> torch.Tensor:
+        """Of so many images, which are made batch by batch."""
+        w = self.world
+        self._inference.load(state)
+        fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
+        call = self._inference.replayed("running")
+        return self.executor.infer(lambda a, b: call(images(a, b)).clone(), count, fixed)
 
     def evaluate(self, state: State) -> dict[str, float | None]:
         """Accuracy, loss and the cheap ones of the scores on the whole test set."""
@@ -265,7 +273,7 @@ class Federated:
         right = (logits.argmax(1) == labels).double().mean()
         loss = float(F.cross_entropy(logits.double(), labels))
         if math.isnan(loss):
-            raise self._no_prediction()
+            raise self.no_prediction()
         return {"accuracy": float(right), "test_loss": loss} | scores.brief(logits, labels)
 
     def _metrics(self, jobs: list[Job], outcomes: list[Outcome], updates: Updates, tally: Tally) -> dict[str, Any]:

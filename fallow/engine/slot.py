@@ -19,7 +19,7 @@ from fallow.methods.base import Net, Value
 from fallow.methods.state import State
 
 RESERVED = {"round", "accuracy", "test_loss", "bytes_up", "bytes_down", "lr", "clients", "client_steps", "seconds"}
-RESERVED |= {*EACH_TEST, "class_accuracy", "prior_js", "diversity", "R", "label_accuracy_local", "label_accuracy_global"}  # measured
+RESERVED |= {*EACH_TEST, "validation_accuracy", "validation_loss", "class_accuracy", "prior_js", "diversity", "R", "label_accuracy_local", "label_accuracy_global"}  # measured
 
 
 class Slot:

@@ -19,7 +19,7 @@ from fallow.errors import UserError
 from fallow.export.inputs import Inputs
 from fallow.export.predict import Predictor
 from fallow.paths import user_path
-from fallow.runs.result import Result
+from fallow.runs import Result, load_result
 
 WANTED = "give an image or several: uint8 arrays or tensors, Pillow images, or paths"
 
@@ -36,9 +36,9 @@ class Predictions(NamedTuple):
         return f"Predictions({len(self.labels)} images: {shown}{', ...' if len(self.labels) > 5 else ''})"
 
 
-def label(result: Result, images: Any, device: str = "auto", batch: int | None = None) -> Predictions:
+def label(result: Result, images: Any, device: str = "auto", batch: int | None = None, best: bool = False) -> Predictions:
     """Labels images with the run's model: the numbers of `fallow predict` on the same images."""
-    predictor = Predictor(result, device, batch)
+    predictor = Predictor(result, device, batch, best)
     pixels = _pixels(images, predictor.inputs)
     if not pixels:
         return Predictions([], np.zeros((0, len(predictor.classes)), np.float32), predictor.classes)
@@ -105,11 +105,11 @@ def _from_arrays(pixels: np.ndarray, inputs: Inputs) -> Tensor:
     return fitted(coloured, inputs.size, inputs.fit, inputs.channels, "the images")
 
 
-def told(file: str | Path, result: Result, device: str = "auto") -> list[tuple[str, str]]:
+def told(file: str | Path, run: str | Path, device: str = "auto", trust: bool = False, best: bool = False) -> list[tuple[str, ...]]:
     """A title row, and for each class its probability, the likeliest first; of one file."""
-    path = user_path(file)
+    path, result = user_path(file), load_result(run, trust)
     if path.is_file() and not is_image(path):
         raise UserError(f"{path} is no image by its name", "give a PNG, JPEG or other image file")
-    found = label(result, path, device)
+    found = label(result, path, device, best=best)
     order = np.argsort(-found.probabilities[0], kind="stable")
     return [("label", "probability"), *[(found.classes[i], f"{100 * found.probabilities[0][i]:.2f} %") for i in order]]

@@ -27,5 +27,15 @@ def listed(found: Mapping[str, Any]) -> str:
 
 def sentences(summary: Mapping[str, Any]) -> list[str]:
     """What a run's summary says beyond its accuracy."""
-    test = (summary.get("scores") or {}).get("test")
-    return [listed(test)] if test else []
+    found, best = summary.get("scores") or {}, summary.get("validation")
+    told = [listed(found["test"])] if found.get("test") else []
+    if held := found.get("validation"):
+        told.append(f"validation accuracy {valued('accuracy', held['accuracy'])} on {held['samples']:,} images ({listed(held)})")
+    return told + ([best_round(best)] if best else [])
+
+
+def best_round(best: Mapping[str, Any]) -> str:
+    """What the validation set chose, and what the test set says of it."""
+    test = best["test"]["accuracy"]
+    said = "" if test is None else f"; test accuracy there {valued('accuracy', test)}"
+    return f"best round by validation: {best['best_round']}, {valued('accuracy', best['best'])}{said} (best.safetensors)"

@@ -27,7 +27,7 @@ from fallow.errors import UserError, suggest
 from fallow.report import published
 from fallow.report.collect import thin
 from fallow.report.published import Figure, table_name
-from fallow.runs.settings import UNHASHED, Cell, Grid, Keys, recipe, recipes, resolve, slug
+from fallow.runs.settings import Cell, Grid, Keys, differences, recipe, recipes, resolve, slug
 
 Tell = Callable[[str], None]
 TABLES = ("table.md", "table.tex", "table.csv")
@@ -277,8 +277,8 @@ def _run(grids: Grids, entry: Entry, seed: int, out: Path, apart: bool) -> str:
 
 def _summary(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((path / "summary.json").read_text())
-    except (OSError, ValueError):
+        found = json.loads(disk.read(path / "summary.json"))
+    except (UserError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and {"status", "last", "best"} <= set(found) else None
 
@@ -289,20 +289,6 @@ def _percent(summary: dict[str, Any]) -> str:
 
 def _two(share: float | None) -> str:
     return "none" if share is None else f"{100 * share:.2f}"
-
-
-def differences(stored: Keys, expected: Keys) -> Keys:
-    """Settings of a run that are not the expected ones and change results, as key -> value."""
-    from_data = (
-        {"clients"}
-        if expected["partition"] == "natural"
-        else {"label_ratio"}
-        if expected["label_ratio"] is None
-        else set()
-    )
-    return {
-        k: stored[k] for k, v in expected.items() if k in stored and k not in UNHASHED | from_data and stored[k] != v
-    }
 
 
 def _told(keys: Keys) -> str:

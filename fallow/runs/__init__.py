@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from fallow.config import Config
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.given import source_of
 from fallow.data.sources import Source
+from fallow.data.validation import hold_out
 from fallow.engine import ranks
 from fallow.engine.eager import Eager
-from fallow.engine.evaluating import in_full
+from fallow.engine.evaluating import best_round, in_full
 from fallow.engine.keep import Keep
 from fallow.engine.ranks import RankLost, Ranks
 from fallow.engine.round import Executor, Federated
@@ -30,6 +31,7 @@ from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
+from fallow.runs import automatic
 from fallow.runs import origin as origins
 from fallow.runs.data import Reading, completed, load_source, named, opened_source
 from fallow.runs.folder import RunFolder
@@ -38,11 +40,12 @@ from fallow.runs.manifest import RESTORE
 from fallow.runs.onlookers import watching
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
-from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
+from fallow.runs.settings import EDITABLE, are_fitted, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 from fallow.runs.warned import Health, facts
 
+RecipeName = str | Mapping[str, Any] | None  # or a recipe's keys themselves
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
@@ -111,6 +114,7 @@ class Run:
         if found is not None:
             origins.check_model(self.federated.server.entries.get("model"), found.entries.get("model"), self.folder.path)
             self.done, self.federated.server.entries = found.round, found.entries
+            self.federated.validation.best = found.best
             self.federated.keep.restore(found.keep, found.records, self.folder.needed())
 
     def go(self, stop_after: int | None = None, watch: Watcher | None = None) -> Result:
@@ -156,7 +160,8 @@ class Run:
     def commit(self) -> None:
         keep = self.federated.keep
         index = keep.commit()
-        self.folder.commit(self.done, self.federated.server.entries, index, self.layouts, keep.digests())
+        best = self.federated.validation.best
+        self.folder.commit(self.done, self.federated.server.entries, index, self.layouts, keep.digests(), best)
         keep.clean(*self.folder.needed())
 
     def _conclude(self, status: str) -> dict[str, Any]:
@@ -165,6 +170,7 @@ class Run:
         best = max(scores, key=lambda s: (s[0], -s[1]), default=(None, None))
         seconds = sum(r["seconds"]["round"] for r in rows)
         tail = [s for s, _ in scores[-10:]]
+        validated = self.folder.write_best(self.federated.validation.best)
         summary = {
             "status": status,
             "last": scores[-1][0] if scores else None,
@@ -172,6 +178,7 @@ class Run:
             "best_round": best[1],
             "mean_last_10": sum(tail) / len(tail) if tail else None,
             "scores": in_full(self.federated) if self.done and status in ("finished", "stopped") else None,
+            **({"validation": best_round(validated, rows)} if validated else {}),
             "rounds": self.done,
             "seconds": round(seconds, 3),
             "seconds_per_round": round(seconds / max(1, len(rows)), 4),
@@ -200,7 +207,9 @@ class Run:
 
 def make_federation(options: Config, source: Source) -> Federation:
     spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__} | {"seed": options.seed_of("split")})
-    return federate(source.train.labels.numpy(), len(source.classes), spec, source.train.clients)
+    labels = source.train.labels.numpy()
+    federation = federate(labels, len(source.classes), spec, source.train.clients)
+    return hold_out(federation, labels, options.validation, spec.seed) if options.validation else federation
 
 
 def _save(federation: Federation, path: Path, source: Source) -> None:
@@ -208,8 +217,16 @@ def _save(federation: Federation, path: Path, source: Source) -> None:
         federation.save(path, source.train.labels.numpy(), source.classes)
 
 
+def base_of(recipe_name: RecipeName, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe; without one and without `method` and `data` those of the newcomer's run, whatever else is set."""
+    if isinstance(recipe_name, Mapping):
+        return dict(recipe_name)
+    plain = recipe_name is None and not {"method", "data"} & set(given)
+    return recipe(recipe_name or "default") if recipe_name or plain else {}
+
+
 def prepare(
-    recipe_name: str | None, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False,
+    recipe_name: RecipeName, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False,
     watch: Watcher | None = None,
 ) -> tuple[type[Method], Config, Source, Federation]:  # fmt: skip
     """Settings, data and federation of a run, complete, without running it; images are decoded when all else has been checked."""
@@ -218,28 +235,33 @@ def prepare(
         source = given.pop("data")
     if source is not None:
         given.setdefault("data", source.name)
-    plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
-    base = recipe(recipe_name or "default") if recipe_name or plain else {}
+    base = base_of(recipe_name, given)
+    fit = are_fitted(base, given)
     method, options = resolve(base, given, trust)
     options = options if source else named(options)
     opened = opened_source(options, source, download)
-    complete, federation = _settled(method, options, opened)
+    complete, federation = _settled(method, options, fit, opened)
     reading = Reading(watch, complete, opened)
     if opened.later is None:
         return method, complete, opened, federation
     World(complete, method(complete, len(opened.classes)), opened, federation).initial()  # complains now, not after the decoding
     source = reading.whole(options)
-    complete, federation = _settled(method, options, source)
+    complete, federation = _settled(method, options, fit, source)
     return method, complete, source, federation
 
 
-def _settled(method: type[Method], options: Config, source: Source) -> tuple[Config, Federation]:
+def _settled(method: type[Method], options: Config, fit: bool, source: Source) -> tuple[Config, Federation]:
+    """The settings with what the data says, and the federation that they make."""
+    said = automatic.given(options)
     options = completed(method, options, source)
-    return options, make_federation(options, source)
+    federation = make_federation(options, source)
+    if fit:
+        options = automatic.fitted(method, options, said, source, federation)
+    return options, federation
 
 
 def run(
-    recipe: str | None = None,
+    recipe: RecipeName = None,
     *,
     out: str | Path = "runs",
     name: str | None = None,
@@ -279,7 +301,7 @@ def run(
 
 
 def _run(
-    recipe: str | None, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
+    recipe: RecipeName, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
     watch: Watcher | None, trust: bool,
 ) -> Result:  # fmt: skip
     method, options, source, federation = prepare(recipe, keys, download=download, trust=trust, watch=watch)

@@ -73,9 +73,9 @@ class Result:
         """Draws a column of the metrics over rounds on `ax`, a matplotlib axis (default: of a new figure); returns the axis."""
         return portrait.plot(self, column, ax)
 
-    def predict(self, images: Any, *, device: str = "auto", batch: int | None = None) -> Predictions:
+    def predict(self, images: Any, *, device: str = "auto", batch: int | None = None, best: bool = False) -> Predictions:
         """Labels images: uint8 arrays or tensors (one, [N, H, W], [N, C, H, W] or [N, H, W, C]), Pillow images, paths, or a list
-        of such. They go through what the run's own images went through, as in `fallow predict`.
+        of such. They go through what the run's own images went through, as in `fallow predict`; `best` as in `model`.
 
         >>> import fallow
         >>> from fallow.data import sources
@@ -86,10 +86,19 @@ class Result:
         """
         from fallow.export.labelling import label
 
-        return label(self, images, device, batch)
+        return label(self, images, device, batch, best)
 
-    def model(self) -> torch.nn.Module:
-        """The trained model, ready for inference."""
+    def weights(self, best: bool = False) -> Path:
+        """The file of the model after the last round, or after the best one by validation."""
+        path = RunFolder(self.path).best if best else RunFolder(self.path).model
+        if path.is_file():
+            return path
+        if best and (self.path / "model.safetensors").is_file():
+            raise UserError(f"{self.path} kept no best round", "run it with validation=0.1, which holds labels out to find it")
+        raise UserError(f"{self.path} has no weights", "give the folder of the run itself; thinned results have none")
+
+    def model(self, best: bool = False) -> torch.nn.Module:
+        """The trained model, ready for inference; `best`: as it was after the best round by validation."""
         from safetensors import SafetensorError
         from safetensors.torch import load as load_tensors
 
@@ -97,9 +106,7 @@ class Result:
 
         o = self.config
         summary = self.summary
-        weights = self.path / "model.safetensors"
-        if not weights.is_file():
-            raise UserError(f"{self.path} has no weights", "give the folder of the run itself; thinned results have none")
+        weights = self.weights(best)
         name = origins.model_name(self.path, o)
         if models.is_own(name):
             own.check(name, "model", f"the run {self.path}", self.trust)
