@@ -266,13 +266,17 @@ def _values(runs: Sequence[Run], statistic: str) -> tuple[dict[Path, float], boo
 
 
 def number(summary: Keys, name: str) -> Any:
-    """`last`, or `sites.berlin` of a section."""
-    found: Any = summary.get(name)
-    if found is None:
-        found = summary
-        for part in name.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-    return found
+    """`last`, or `sites.berlin` of a section; of the scores by their name alone."""
+    scores = summary.get("scores")
+    for found in (summary, scores if isinstance(scores, dict) else {}):
+        value: Any = found.get(name)
+        if value is None:
+            value = found
+            for part in name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            return value
+    return None
 
 
 def numbers(summary: Keys, prefix: str = "") -> list[str]:
@@ -282,7 +286,7 @@ def numbers(summary: Keys, prefix: str = "") -> list[str]:
         if isinstance(value, dict):
             out += numbers(value, f"{prefix}{name}.")
         elif finite(value):
-            out.append(prefix + name)
+            out.append(f"{prefix}{name}".removeprefix("scores."))
     return out
 
 
