@@ -52,7 +52,8 @@ def main() -> None:
     except UserError as e:
         if debug:
             raise
-        _end(str(e), 0 if silent else 2)  # a rank that ended with 2 would make torchrun stop rank 0 before it has spoken
+        speaks = not silent or getattr(e, "unspoken", False)
+        _end(str(e), 2 if speaks else 0, not speaks)  # a rank that ended with 2 would make torchrun stop rank 0 before it has spoken
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as e:
@@ -68,10 +69,10 @@ def main() -> None:
         raise
 
 
-def _end(sentence: str, code: int) -> NoReturn:
+def _end(sentence: str, code: int, quiet: bool = silent) -> NoReturn:
     """The last word, if there is anyone to hear it."""
     with suppress(OSError, ValueError):
-        Speaker(stderr=True, quiet=silent).complain(sentence)
+        Speaker(stderr=True, quiet=quiet).complain(sentence)
     with suppress(OSError, ValueError):
         said.flush()
     sys.exit(code)
