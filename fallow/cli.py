@@ -298,6 +298,7 @@ def compare(
     statistic: Annotated[str, typer.Option(help="last, best, mean_last_10, or another number of the summaries.")] = "last",
     rows: Annotated[str | None, typer.Option(help="Keys that tell rows apart, commas between (default: by what differs).")] = None,
     columns: Annotated[str | None, typer.Option(help="Keys that tell columns apart.")] = None,
+    scores: Annotated[str | None, typer.Option(help="Numbers beside each run, commas between: macro_f1, auroc, balanced_accuracy, calibration_error, validation.best.")] = None,
     against: Annotated[str | None, typer.Option(help="The row that differences are to (default: FedAvg, or the first).")] = None,
     out: Annotated[str | None, typer.Option("--out", "-o", help="File for the table: .md, .csv or .tex.")] = None,
     format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
@@ -314,7 +315,7 @@ def compare(
     form = written.format_of(format, Path(out) if out else None)
     if out:
         targets.file(Path(out), "compare", force)
-    listed = run_rows(paths)
+    listed = run_rows(paths, _list(scores))
     if 1 < len(listed) <= LONGEST + 1 and (out or not form):
         console.rows(listed)
         if len(listed) == 2 and not out:
