@@ -61,7 +61,7 @@ def a_party(f: Federated, client: int = 0) -> Party:
     f._with_statistics()
     slot = Slot(f.world)
     slot.load({"model": f.server.model}, {}, 0.0)
-    return Party(f.world, slot, Job(client, 0, {"model": f.server.model}, {}))
+    return Party(f.world, slot, Job(client, 0, {"model": f.server.model}))
 
 
 def planned(f: Federated, party: Party) -> Any:
@@ -421,7 +421,7 @@ def test_momentum_of_the_servers_own_steps(tmp_path: Path, how: str) -> None:
         w.append(parameters(f).clone())
     g1 = (w[0] - w[1]) / (0.03 * 1.9)  # first step: w - lr (g + 0.9 g)
     slot = Slot(f.world)
-    party = Party(f.world, slot, Job(SERVER, 1, {"model": f.server.model}, {}))
+    party = Party(f.world, slot, Job(SERVER, 1, {"model": f.server.model}))
     slot.load({"model": State(f.server.model.layout, {"parameters": w[1]})}, {}, 0.0)
     for step in feed.steps(f.world, f.method.plan(party, {}), party.key("plan"), lambda *a: {}):
         b = step.batch()
@@ -471,7 +471,7 @@ def test_how_much_a_client_has_does_not_matter(tmp_path: Path) -> None:
     f.server.draw(0)
     f._with_statistics()
     f.server.sent = f.server.model
-    updates = f._updates(f.executor.run(f._jobs(beside=False)))
+    updates = f._updates(*f.clients.train(f._requests()))
     f.method.merge(f.server, updates)
     want = sum(u["model"].groups["parameters"].double() for u in updates) / 4
     assert len(updates) == 4 and torch.allclose(parameters(f).double(), want, atol=1e-7)
@@ -645,8 +645,8 @@ def test_static_statistics_of_a_run(tmp_path: Path) -> None:
     assert np.array_equal(rows[: len(labelled)], labelled) and np.array_equal(np.diff(w.labels[labelled]) >= 0, np.ones(len(labelled) - 1, bool))
     assert np.array_equal(np.sort(rows), np.arange(len(w.images))) and (np.diff(rows[len(labelled) :]) > 0).all()
     state = w.initial().only("parameters")
-    ours = statistics.static(w, f._inference, state, active)
-    assert torch.equal(ours.groups["statistics"], statistics.static(w, f._inference, state, active).groups["statistics"])
+    ours = statistics.static(w, f._inference, state, 0, active, f.clients.ask)
+    assert torch.equal(ours.groups["statistics"], statistics.static(w, f._inference, state, 0, active, f.clients.ask).groups["statistics"])
     net = models.build("small-cnn", 10, 1, norm="bn", size=8)
     net.load_state_dict(copy.deepcopy(state.tensors()), strict=False)
     for m in net.modules():
@@ -662,11 +662,11 @@ def test_static_statistics_of_a_run(tmp_path: Path) -> None:
         w.options = w.options.model_copy(update={"sbn_data": data})
         want = np.sort(np.concatenate([np.concatenate([h.labelled, h.unlabelled]) for h in who]))
         assert np.array_equal(np.sort(statistics.data_order(w, active)), want)
-        assert np.array_equal(np.sort(np.concatenate(statistics.party_rows(w, active))), want)
+        assert np.array_equal(np.sort(np.concatenate(list(statistics._holdings(w, active).values()))), want)
     w.options = w.options.model_copy(update={"sbn": "federated", "sbn_passes": "exact", "sbn_data": "active"})
-    exact = statistics.static(w, f._inference, state, active).groups["statistics"]
+    exact = statistics.static(w, f._inference, state, 0, active, f.clients.ask).groups["statistics"]
     w.options = w.options.model_copy(update={"sbn": "pooled"})
-    assert torch.allclose(exact, statistics.static(w, f._inference, state, active).groups["statistics"], atol=1e-5)
+    assert torch.allclose(exact, statistics.static(w, f._inference, state, 0, active, f.clients.ask).groups["statistics"], atol=1e-5)
 
 
 @pytest.mark.parametrize("data", ["all", "active"])

@@ -20,10 +20,11 @@ from fallow.data import sources
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.sources import Source
 from fallow.engine import ranks
+from fallow.engine.clients import Executor
 from fallow.engine.eager import Eager
 from fallow.engine.keep import Keep
 from fallow.engine.ranks import RankLost, Ranks
-from fallow.engine.round import Executor, Federated
+from fallow.engine.round import Federated
 from fallow.engine.slots import Slots
 from fallow.engine.world import World
 from fallow.errors import UserError
