@@ -1,62 +1,125 @@
-"""What the checksums and syncs of a run's state cost, as a share of its rounds, on digits.
+"""What a change costs a round: this tree beside an older one, round by round in turn on the same machine.
 
-    python -m bench.checks [--rounds N] [method=NAME key=value ...]
+    mkdir -p .gpu/before; git archive bc92597 fallow bench | tar -x -C .gpu/before
+    python -m bench.checks --before .gpu/before [--rounds N] [--setting semifl fedloke feddb | digits] [--set key=value ...]
 
-Every other commit goes without hashing and without syncing metrics and run folder, so that both kinds meet the same disk.
-The server's entries were hashed before there was a manifest; here they count as new.
+Both trees run in processes of their own that live side by side, and only one of them computes at a time: each makes a round
+with its commit, then waits for the other. A round's ratio is thus of two rounds that ran within a moment of each other;
+what is given is the median ratio. Who goes first changes every round. `digits` is digits at clients on a CPU; the other
+settings are those of bench.round, with random images of CIFAR-10's size.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
-import fallow
-from fallow import disk
-from fallow.config import parse_pairs
-from fallow.engine import keep
-from fallow.runs import Run, manifest
-
-NOTHING = SimpleNamespace(hexdigest=lambda: "0" * 64)
-commit, sync = Run.commit, disk.sync
-seconds: dict[bool, list[float]] = {True: [], False: []}
+HERE = Path(__file__).resolve()
+DIGITS: dict[str, Any] = {"data": "digits", "device": "cpu"}
 
 
-def some(path: Path) -> None:
-    if path.name not in ("metrics.jsonl", "run"):
-        sync(path)
+class Tree:
+    """A tree's run in a process of its own, a round at a time."""
+
+    def __init__(self, tree: Path, setting: str, keys: dict[str, Any]):
+        environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
+        words = [sys.executable, "-P", str(HERE), "--child", setting, json.dumps(keys)]  # -P: bench/queue.py is no stdlib module
+        self.process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def round(self) -> tuple[float, float]:
+        """Seconds of the next round with its commit: of the clock, and of CPU."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        told = json.loads(self.process.stdout.readline() or "null")
+        if told is None:
+            raise SystemExit("a tree's run has ended; its error stands above")
+        return told["wall"], told["cpu"]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
-def measured(run: Run) -> None:
-    checked = run.done % 2 == 0
-    hashed = patch.object(manifest, "sha256", lambda _: "0" * 64), patch.object(keep, "hashlib", SimpleNamespace(sha256=lambda _: NOTHING))
-    start = time.perf_counter()
-    if checked:
-        commit(run)
-    else:
-        with hashed[0], hashed[1], patch.object(disk, "sync", some):
-            commit(run)
-    seconds[checked].append(time.perf_counter() - start)
+def child(setting: str, keys: dict[str, Any]) -> None:
+    """Makes a round whenever a line comes in, and says how long it took."""
+    import torch
+
+    import fallow
+    from bench.round import SETTINGS, random_source
+
+    data = {} if setting == "digits" else SETTINGS[setting] | {"data": random_source(50_000, 10_000)}
+    mark: list[float] = []
+
+    def waited() -> None:
+        if not sys.stdin.readline():
+            os._exit(0)
+        mark[:] = time.perf_counter(), time.process_time()
+
+    def watch(event: str, what: Any) -> None:
+        if event == "round":
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            wall, cpu = time.perf_counter() - mark[0], time.process_time() - mark[1]
+            print(json.dumps({"wall": wall, "cpu": cpu}), flush=True)
+        if event in ("start", "round"):
+            waited()
+
+    with tempfile.TemporaryDirectory() as out:
+        fallow.run(out=out, name="run", watch=watch, **data | keys)
+
+
+def compare(setting: str, before: Path, rounds: int, warm: int, keys: dict[str, Any]) -> str:
+    keys = (DIGITS if setting == "digits" else {}) | {"rounds": rounds + warm + 1} | keys
+    trees = [Tree(before, setting, keys), Tree(HERE.parents[1], setting, keys)]
+    times: list[list[tuple[float, float]]] = [[], []]
+    try:
+        for number in range(rounds + warm):
+            for which in (0, 1) if number % 2 else (1, 0):
+                times[which].append(trees[which].round())
+    finally:
+        for tree in trees:
+            tree.end()
+    old, new = (t[warm:] for t in times)
+    told = [f"{k}={v}" for k, v in keys.items() if k not in DIGITS]
+    return "\n  ".join([" ".join([setting, *told]), *ratios(old, new)])
+
+
+def ratios(old: list[tuple[float, float]], new: list[tuple[float, float]]) -> list[str]:
+    """Of each kind of seconds the medians of both, and of the ratio of the two rounds of a pair."""
+    said = []
+    for kind, name in enumerate(("of the clock", "of CPU")):
+        before, now = ([t[kind] for t in times] for times in (old, new))
+        low, middle, high = (100 * (q - 1) for q in statistics.quantiles([b / a for a, b in zip(before, now, strict=True)], n=4))
+        said.append(
+            f"seconds {name}: {statistics.median(before):.4f} before, {statistics.median(now):.4f} now, {middle:+.2f} % "
+            f"(median of {len(now)} pairs; quarter to quarter {low:+.1f} to {high:+.1f} %)"
+        )
+    return said
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("words", nargs="*", default=["method=fedloke"])
+    if sys.argv[1:2] == ["--child"]:
+        return child(sys.argv[2], json.loads(sys.argv[3]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--before", type=Path, required=True, help="a folder with the older tree's fallow/ and bench/")
+    parser.add_argument("--setting", nargs="+", default=["digits"])
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--warm", type=int, default=4, help="first rounds that are not counted: graphs are captured in them")
+    parser.add_argument("--set", nargs="*", default=[], help="further key=value")
     args = parser.parse_args()
-    keys: dict[str, Any] = parse_pairs(args.words)
-    with tempfile.TemporaryDirectory() as out, patch.object(Run, "commit", measured):
-        rows = fallow.run(out=Path(out), name="run", data="digits", device="cpu", rounds=args.rounds, **keys).metrics
-    round = statistics.median(r["seconds"]["round"] for r in rows)
-    plain, checked = (statistics.median(seconds[kind]) for kind in (False, True))
-    share = 100 * (checked - plain) / (round + plain)
-    print(f"{' '.join(args.words)}: round {1000 * round:.1f} ms, commit {1000 * plain:.2f} ms, with checks {1000 * checked:.2f} ms: {share:+.2f} %")
+    from fallow.config import parse_pairs
+
+    for setting in args.setting:
+        print(compare(setting, args.before, args.rounds, args.warm, parse_pairs(args.set)), flush=True)
 
 
 if __name__ == "__main__":

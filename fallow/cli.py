@@ -26,6 +26,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that Fallow did not make.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+BestRound = Annotated[bool, typer.Option("--best", help="The weights of the best round by validation, not of the last.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code that the folder or the recipe names, with your rights.")]
 
 
@@ -125,7 +126,7 @@ def run(
         keys["data_dir"] = data_dir
     with stopping(), Bar(console, quiet) as bar:
         result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
-    _print_result(result)
+    _print_result(result, quiet)
 
 
 @app.command()
@@ -145,7 +146,7 @@ def resume(
         result = runs.resume(path, stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
     if not bar.started:
         console.say(f"The run {result.path} is finished; nothing to do.")
-    _print_result(result)
+    _print_result(result, quiet)
 
 
 @app.command("list")
@@ -180,6 +181,7 @@ def split(
     from fallow import disk, runs, targets
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
+    from fallow.runs.data import sentences
 
     recipe, keys = _words(words)
     if picture:
@@ -190,6 +192,8 @@ def split(
         keys["data_dir"] = data_dir
     _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust)
     labels, classes = source.train.labels.numpy(), len(source.classes)
+    for sentence in sentences(options, source):
+        console.say(sentence)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for name, value in summary.items():
@@ -283,13 +287,14 @@ def export(
     run: Annotated[str, typer.Argument(metavar="RUN")],
     out: Annotated[str | None, typer.Option("--out", "-o", help="Folder for it (default: RUN/export).")] = None,
     format: Annotated[str, typer.Option(help="safetensors, torch-export, onnx, or all that can be had.")] = "all",
+    best: BestRound = False,
     force: Force = False,
     trust: Trust = False,
 ) -> None:
     """The trained model with a model card: weights, and graphs that need no Fallow."""
     from fallow.export import export
 
-    done = export(run, out, format, force, trust=trust)
+    done = export(run, out, format, force, trust=trust, best=best)
     for sentence in done.left_out:
         console.say(sentence)
     console.say(f"written: {done.path}/ ({', '.join(done.files)})")
@@ -303,6 +308,7 @@ def predict(
     probabilities: Annotated[bool, typer.Option("--probabilities", help="A column per class as well.")] = False,
     batch: Annotated[int | None, typer.Option(help="Images per batch (default: the run's eval_batch).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
+    best: BestRound = False,
     force: Force = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
     trust: Trust = False,
@@ -312,7 +318,7 @@ def predict(
     from fallow.progress import Files
 
     with Files(console, quiet) as tell:
-        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force, trust=trust)
+        done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force, trust=trust, best=best)
     if done.by_batch:
         console.say("batch norm used each batch's own statistics, as in the run: predictions depend on which images share a batch")
     if done.unreadable:
@@ -367,12 +373,19 @@ def _print_keys(recipe: str | None, keys: dict[str, Any], trust: bool) -> None:
     console.rows([("key", "default", "symbol", "takes", "meaning"), *described(method.Options)])
 
 
-def _print_result(result: Any) -> None:
+def _print_result(result: Any, quiet: bool = False) -> None:
+    from fallow.measure import told
+    from fallow.runs import warned
+
     if silent:
         return
     s = result.summary
     if s["last"] is not None:
         console.say(f"accuracy {100 * s['last']:.2f} % after round {s['rounds']} (best {100 * s['best']:.2f} % in round {s['best_round']})")
+    for sentence in [] if quiet else told.sentences(s):
+        console.say(sentence)
+    for sentence in warned.sentences(s):
+        console.warn(sentence)
     if s["status"] != "finished":
         console.say(f"stopped after round {s['rounds']}; go on with: fallow resume {result.path}")
     console.say(f"run: {result.path}")

@@ -39,7 +39,15 @@ Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
 def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
-    """A key of the configuration: default, meaning, the paper's symbol, limits (`ge=0`, ...)."""
+    """A key of the configuration: default, meaning, the paper's symbol, limits (`ge=0`, ...).
+
+    >>> from fallow import Method, key
+    >>> class Sharp(Method):
+    ...     class Options(Method.Options):
+    ...         sharpness: float = key(0.1, "weight of the entropy", "beta", ge=0)
+    >>> Sharp.Options().sharpness
+    0.1
+    """
     return Field(default, description=meaning, json_schema_extra={"symbol": symbol} if symbol else None, **limits)
 
 
@@ -104,8 +112,9 @@ class Config(Section):
     split_seed: int | None = key(None, "of the split and the choice of labels alone (default: seed)", ge=0)
     active_seed: int | None = key(None, "of which clients take part in each round alone (default: seed)", ge=0)
 
-    data: str = key("digits", "the data set, or folder:PATH, csv:PATH, numpy:PATH")
+    data: str = key("digits", "the data set, or the path of a folder of images, a .csv or an .npz")
     data_dir: str | None = key(None, "where the data sets lie (default: FALLOW_DATA, else ~/.cache/fallow)")
+    layout: Literal["auto", "classes", "sites"] = key("auto", "folders of one's own images: a folder per class, or per site with one per class in it")
     image: Image = key(Image(), "how images are brought to the model")
     augment: Augment = key(Augment(), "what fills the views `labelled weak strong`")
     model: str = key("small-cnn", "the model: a name, or FILE.py:Class")
@@ -118,6 +127,7 @@ class Config(Section):
     label_balance: Literal["balanced", "random"] | None = key(None, "labels balanced over classes, or at random (default: balanced; with label_ratio at random)")
     label_pick: Literal["random", "first"] = key("random", "which samples are labelled: at random, or the first")
     labelled_clients: float | None = key(None, "how many clients have labels where labels=some: a count or a share", gt=0)
+    validation: float | None = key(None, "labels held out of training, to test on and to keep the best round by: a share below 1, or a count", gt=0)
     labelled_as_unlabelled: bool | Literal["alias"] = key(False, "labelled samples also serve as unlabelled ones; alias: others in their place, as FedDB's released code")
     unlabelled_ratio: float = key(1.0, "share of the unlabelled samples that is used", ge=0, le=1)
     clients: int = key(10, "how many clients the federation has, 1 or more", "M", ge=1)
@@ -207,6 +217,8 @@ class Config(Section):
     def _counts(self) -> Config:
         if self.active is not None and self.active >= 1 and self.active != int(self.active):
             raise ValueError(f"active={self.active:g} is neither a count nor a share; give a whole number, or one below 1")
+        if self.validation is not None and self.validation >= 1 and self.validation != int(self.validation):
+            raise ValueError(f"validation={self.validation:g} is neither a count nor a share; give a whole number, or one below 1")
         for name in ("batch", "steps", "unlabelled_batch", "slots", "sbn_passes"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:

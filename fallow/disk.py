@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import itertools
 import os
+import shutil
 import stat
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -55,6 +58,14 @@ def read(path: Path, remedy: str = "restore it from a copy") -> bytes:
         raise UserError(f"{path} cannot be read ({_reason(e)})", remedy) from None
 
 
+def remove(path: Path) -> None:
+    """What lies there is gone: a file, or a folder in a file's place."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
@@ -64,6 +75,18 @@ def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
     data = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     with told(path, remedy), replacing(path) as f:
         f.write(data)
+
+
+def write_noting(path: Path, data: bytes) -> str:
+    """Writes, and gives the SHA-256, which is computed while the disk is busy."""
+    with ThreadPoolExecutor(1) as beside:
+        digest = beside.submit(sha256, data)
+        write(path, data)
+        return digest.result()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 @contextmanager

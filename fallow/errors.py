@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """A mistake of the user's, or of the machine's, told in one sentence: cause, then remedy."""
+    """A mistake of the user's, or of the machine's, told in one sentence: cause, then remedy.
+
+    >>> import fallow
+    >>> try:
+    ...     fallow.run(method="fixmach")
+    ... except fallow.UserError as error:
+    ...     print(error.cause, "/", error.remedy)
+    there is no method 'fixmach' / did you mean 'fixmatch'?
+    """
 
     def __init__(self, cause: str, remedy: str):
         self.cause, self.remedy = _printable(cause).rstrip(". "), _printable(remedy).rstrip(". ")

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from fallow.errors import UserError
+from fallow.paths import open_plain
 
 INSTALLED = {"site-packages", "dist-packages"}
 FORM = "write FILE.py:Class, or module:Class"
@@ -129,7 +130,8 @@ def _files(file: Path, root: Path, package: str) -> dict[str, bytes]:
         if name in found:
             continue
         try:
-            found[name] = path.read_bytes()
+            with open_plain(path) as open_file:
+                found[name] = open_file.read()
         except OSError as e:
             raise UserError(f"{path} cannot be read ({e.strerror})", "change its permissions") from None
         for module in _imports(found[name], inside) if path.suffix == ".py" else ():

@@ -7,7 +7,9 @@ from typing import Any
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fallow.data import validation
 from fallow.engine import ranks
+from fallow.runs.data import sentences
 from fallow.said import Speaker
 
 
@@ -45,11 +47,17 @@ class Bar:
             self.started, self.run, self.rounds = True, what, what.options.rounds
             self._task = self._bar.add_task("", total=self.rounds, completed=what.done, words="")
             if not self.quiet:
-                self.console.say(_headline(what))
+                for sentence in sentences(what.options, what.source):
+                    self.console.say(sentence)
+                self.console.say(headline(what))
+                for sentence in validation.sentences(what.federation):
+                    self.console.say(sentence)
         elif event == "round" and self._task is not None:
             self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:
                 self.console.say(f"round {what['round']}/{self.rounds}  {words(what)}")
+        elif event == "warning" and not self.quiet:
+            self.console.warn(str(what))
 
 
 class _Clients(ProgressColumn):
@@ -90,7 +98,8 @@ class Files:
         self._bar.update(self._task, completed=done, total=count)
 
 
-def _headline(run: Any) -> str:
+def headline(run: Any) -> str:
+    """What a run is, on one line."""
     o, f = run.options, run.federation
     labelled = sum(len(c.labelled) for c in f.clients) + len(f.server.labelled)
     unlabelled = sum(len(c.unlabelled) for c in f.clients)
@@ -101,6 +110,7 @@ def _headline(run: Any) -> str:
 
 
 def words(row: dict[str, Any], labelled: str = "pseudo-labelled") -> str:
+    """The scores of a round."""
     parts = []
     if row.get("accuracy") is not None:
         parts.append(f"accuracy {100 * row['accuracy']:5.2f} %")

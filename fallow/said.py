@@ -36,6 +36,10 @@ class Speaker(Console):
             sentence = f"{sentence[: LONGEST // 2]} ... {sentence[-LONGEST // 2 :]}"
         self.print(Text.assemble(("error:", "red"), f" {printable(sentence)}"), soft_wrap=True)
 
+    def warn(self, sentence: str) -> None:
+        """What stands against a run, on one line."""
+        self.print(Text.assemble(("warning:", "yellow"), f" {printable(sentence)}"), soft_wrap=True)
+
     def rows(self, rows: list[tuple[str, ...]]) -> None:
         """A title row and the rows below it."""
         title, *body = rows

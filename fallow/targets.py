@@ -11,7 +11,7 @@ from fallow.errors import UserError
 
 # what a run's folder holds beside config.yaml, by which it is told from a result without weights or an export
 AT_WORK = ("checkpoint", "federation.npz", ".lock", "keep")
-RUN = ("config.yaml", "metrics.jsonl", "summary.json", "model.safetensors", "tensorboard", "wandb", "tracking.json", *AT_WORK)
+RUN = ("config.yaml", "metrics.jsonl", "summary.json", "model.safetensors", "best.safetensors", "best", "tensorboard", "wandb", "tracking.json", *AT_WORK)
 HEAD = 65_536  # bytes in which a file says what made it
 
 FORCE = "choose another with {flag}, or say --force if it may be lost"

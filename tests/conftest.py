@@ -47,6 +47,12 @@ def weights(path: Path) -> bytes:
     return (path / "model.safetensors").read_bytes()
 
 
+def best_weights(path: Path) -> bytes | None:
+    """The bytes of the best round's weights, where a run keeps them."""
+    file = path / "best.safetensors"
+    return file.read_bytes() if file.exists() else None
+
+
 def rows(path: Path) -> list[dict[str, Any]]:
     """A run's metrics, times aside."""
     lines = (path / "metrics.jsonl").read_text().splitlines()
@@ -57,6 +63,7 @@ def same(one: Path, other: Path) -> None:
     """Two runs came to the same bits."""
     assert rows(one) == rows(other)
     assert weights(one) == weights(other)
+    assert best_weights(one) == best_weights(other)
 
 
 class Told:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench import five, results
+from bench import checks, five, results
 from fallow.cli import app
 from fallow.config import parse_pairs, read_yaml
 from fallow.errors import UserError
@@ -70,3 +70,17 @@ def test_the_commands_of_the_tables_make_those_runs() -> None:
 def test_a_users_error_can_cross_processes() -> None:
     error = pickle.loads(pickle.dumps(UserError("this is wrong", "do that")))
     assert isinstance(error, UserError) and str(error) == "this is wrong; do that."
+
+
+def test_two_trees_are_timed_round_by_round() -> None:
+    """A tree beside itself: each of its rounds is counted once."""
+    keys = {"data": "digits", "device": "cpu", "clients": 2, "steps": 1, "label_count": 20, "rounds": 9}
+    one = checks.Tree(Path(__file__).parents[1], "digits", keys)
+    try:
+        times = [one.round() for _ in range(2)]
+    finally:
+        one.end()
+    assert all(wall > 0 and cpu > 0 for wall, cpu in times)
+    pairs = [(1.0, 1.0), (2.0, 4.0), (2.0, 2.0)], [(1.1, 1.0), (2.0, 4.2), (2.2, 2.04)]
+    said = checks.ratios(*pairs)
+    assert "2.0000 before, 2.0000 now, +10.00 %" in said[0] and "+2.00 %" in said[1]

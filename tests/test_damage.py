@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import TINY, rows, same, weights
 
 import fallow
@@ -20,9 +21,10 @@ from fallow import disk
 from fallow.data.holdings import Held
 from fallow.errors import UserError
 from fallow.runs.folder import RunFolder
+from fallow.runs.origin import Origin
 
 KEYS = TINY | {"method": "fedloke", "rounds": 4}
-KINDS = ["checkpoint", "record", "index", "metrics", "federation", "manifest", "model", "summary"]
+KINDS = ["checkpoint", "record", "index", "metrics", "federation", "manifest", "model", "summary", "origin"]
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +54,7 @@ def files(run: Path, kind: str) -> list[Path]:
         "manifest": [run / "manifest.json"],
         "model": [run / "model.safetensors"],
         "summary": [run / "summary.json"],
+        "origin": [run / "origin.json"],
     }[kind]
 
 
@@ -69,8 +72,12 @@ def read(run: Path, kind: str) -> None:
         fallow.load(run).model()
     elif kind == "summary":
         assert fallow.load(run).summary
+    elif kind == "origin":
+        Origin.read(run)
     else:
-        RunFolder(run).check_begun()
+        folder = RunFolder(run)
+        folder.check_begun()
+        folder.tell()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,7 +95,7 @@ def test_a_flipped_bit_is_noticed(kind: str, run: Path, capsys: pytest.CaptureFi
         told += f"warning: {path} is damaged" in capsys.readouterr().err
         path.write_bytes(before)
     assert refused + told == 100
-    assert refused == {"checkpoint": 0, "index": 0, "manifest": 0, "federation": 100, "model": 100, "summary": 100}.get(kind, refused)
+    assert refused == {"checkpoint": 0, "index": 0, "manifest": 0, "federation": 100, "model": 100, "summary": 100, "origin": 100}.get(kind, refused)
 
 
 def resumed(run: Path, kind: str, through: Path, rng: random.Random, capsys: pytest.CaptureFixture[str]) -> bool:
@@ -124,7 +131,7 @@ def test_a_hundred_resumes(kind: str, runs: tuple[Path, Path], tmp_path: Path, c
         run = Path(shutil.copytree(runs[0], tmp_path / str(number)))
         same_end += resumed(run, kind, runs[1], rng, capsys)
         shutil.rmtree(run)
-    assert same_end == {"federation": 0}.get(kind, 100) or (kind in ("metrics", "record") and same_end > 0)
+    assert same_end == {"federation": 0, "origin": 0}.get(kind, 100) or (kind in ("metrics", "record") and same_end > 0)
 
 
 def last_record(run: Path) -> Path:
@@ -242,6 +249,8 @@ def test_litter(run: Path, runs: tuple[Path, Path]) -> None:
     shutil.copytree(run / "checkpoint/2", run / "checkpoint/1")
     for name in ("checkpoint/.9.part", "checkpoint/.9.part/x"):
         (run / name).mkdir()
+    for name in (".x.part", ".x.part/y", "keep/0", "keep/7-7.safetensors"):  # folders where files might be
+        (run / name).mkdir()
     for name in (".metrics.jsonl.part", "federation.npzab12.part", "keep/.3-9.safetensors.part"):
         (run / name).write_text("half")
     same(fallow.resume(run).path, runs[1])
@@ -279,6 +288,54 @@ def test_a_disk_that_fails(number: int, call: int, run: Path, runs: tuple[Path, 
     assert "the disk is full" in told.sentence if number == errno.EDQUOT else f"({os.strerror(number)}); check the disk" in told.sentence
     assert fallow_cli("resume", str(run)).code == 0
     same(run, runs[1])
+
+
+@pytest.mark.parametrize("name", ["origin.json", "federation.npz", "metrics.jsonl", "summary.json", "model.safetensors", "config.yaml"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_no_command_waits_for_a_pipe(name: str, make: Callable[[Path], None], run: Path, fallow_cli: Any) -> None:
+    (run / name).unlink()
+    make(run / name)
+    assert name in fallow_cli("resume", str(run)).sentence or name == "config.yaml"
+    for words in (["report", str(run)], ["export", str(run), "-o", "out"], ["figure", "partition", str(run), "-o", "f.png"]):
+        told = fallow_cli(*words)
+        assert told.code == 0 or told.sentence, words
+
+
+@pytest.mark.parametrize("command", ["report", "figure"])
+def test_a_damaged_federation_is_not_left_out_without_a_word(command: str, run: Path, finished: Path, fallow_cli: Any) -> None:
+    flip(run / "federation.npz", random.Random(0))
+    if command == "report":
+        told = fallow_cli("report", str(run))
+        assert told.code == 0
+        assert told.err == f"warning: {run}/federation.npz is damaged; the page says nothing of who held what in that run\n"
+    else:
+        assert f"{run}/federation.npz is damaged; " in fallow_cli("figure", "partition", str(run), "-o", "f.png").sentence
+    shutil.copy(finished / "federation.npz", run)  # it is the same
+    assert fallow_cli("report", str(run)).err == ""
+    other = fallow.run(out=Path("."), name="other", stop_after=1, **KEYS | {"seed": 1}).path
+    shutil.copy(other / "federation.npz", run)
+    assert "federation.npz is damaged; " in fallow_cli("report", str(run)).err
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "value", "sentence"),
+    [
+        ("report", "data", {"a": 1}, "data={'a': 1}, which is no name"),
+        ("report", "data", ["x"], "data=['x'], which is no name"),
+        ("export", "image", {1: 2}, "has a key that is no word"),
+    ],
+)
+def test_settings_of_another_kind(command: str, key: str, value: Any, sentence: str, finished: Path, fallow_cli: Any) -> None:
+    config = finished / "config.yaml"
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()) | {key: value}))
+    assert sentence in fallow_cli(command, str(finished)).sentence
+
+
+def test_nothing_is_said_to_be_mended_that_is_not(run: Path, fallow_cli: Any) -> None:
+    """One damage that has a way back, and one that has none: only the second is told."""
+    flip(run / "manifest.json", random.Random(0))
+    flip(run / "federation.npz", random.Random(0))
+    assert "federation.npz is damaged" in fallow_cli("resume", str(run)).sentence
 
 
 def test_something_else_in_a_files_place(tmp_path: Path) -> None:

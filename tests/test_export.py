@@ -69,7 +69,9 @@ def test_the_card(tmp_path: Path) -> None:
     text, s = (done.path / "README.md").read_text(), result.summary
     front = yaml.safe_load(text.split("---")[1])
     assert front["pipeline_tag"] == "image-classification"
-    assert front["model-index"][0]["results"][0]["metrics"] == [{"type": "accuracy", "value": round(s["last"], 6)}]
+    measured = front["model-index"][0]["results"][0]["metrics"]
+    assert measured[0] == {"type": "accuracy", "value": round(s["last"], 6)}
+    assert {"type": "f1", "value": round(s["scores"]["test"]["macro_f1"], 6), "name": "macro F1"} in measured
     for told in (
         s["config_hash"], s["fingerprint"], "McMahan et al., AISTATS 2017", "small-cnn", "0, 1, 2, 3, 4, 5, 6, 7, 8, 9",
         "40 labelled and 200 unlabelled", "an image that is not 8x8", "the grey channel is repeated three times",

@@ -57,7 +57,7 @@ class Bench:
     def descend(self, loss, *nets):
         self.loss = loss
 
-    def judge(self, part, label, sure, name="label"):
+    def judge(self, part, label, sure, name="label", confidence=None):
         self.sure[name] = sure.tolist()
 
     def log(self, **values):

@@ -184,7 +184,7 @@ def test_everyones_classes_are_stored(tmp_path: Path) -> None:
 
 
 def test_a_run_stores_its_classes(made: Path) -> None:
-    told = reading.federation(made / "federation.npz")
+    told = reading.federation(made)
     assert told is not None and told["classes"] == [str(k) for k in range(10)] and len(told["clients"]) == 4
     assert told["totals"] == {"labelled": 40, "unlabelled": 200} and np.sum(told["labelled"]) == 40
     assert np.sum(told["labelled"], 0).tolist() == [4] * 10  # balanced over classes

@@ -28,7 +28,7 @@ WORDS = [f"{k}={v}" for k, v in (TINY | {"data": "digits", "rounds": 500}).items
 CASES: dict[str, dict[str, Any]] = {
     "fixmatch": {"method": "fixmatch", "threshold": 0.2, "active": 3},
     "semifl": {"method": "semifl", "labels": "server", "threshold": 0.0, "norm": "bn", "sbn": "pooled"},
-    "fedloke": {"method": "fedloke", "rounds": 3, "norm": "bn", "entropy": 2.0, "active": 3},
+    "fedloke": {"method": "fedloke", "rounds": 3, "norm": "bn", "entropy": 2.0, "active": 3, "validation": 0.3},
     "beside": {"method": "fixmatch", "labels": "server", "optimizer_state": "travel", "threshold": 0.0},
     "replicas": {"method": "fedrgd", "labels": "server", "server_replicas": "per-group", "threshold": 0.0, "active": 2},
 }

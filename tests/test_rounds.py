@@ -327,9 +327,9 @@ def test_one_step_of_fixmatch(tmp_path: Path) -> None:  # 6.5
     weight, bias = now(slot)
     near(weight, [[0.83086716751645, -0.41452272976767585], [-0.22940323904178322, 0.5918286771843613], [0.09853607152533331, 0.32269405258331446]], 1e-6)  # fmt: skip
     near(bias, [0.01764614072339124, -0.027384594720740674, 0.00973845399734944], 1e-6)
-    ratio, right = slot.logs["label_ratio"], slot.logs["label_accuracy"]
-    assert ratio.tolist() == [2, 3] and right.tolist() == [1, 2]  # two of three accepted, one of them right
-    assert slot.logs["label_accuracy_all"].tolist() == [1, 3]
+    judged = slot.logs["label/counts"].tolist()
+    assert judged[:2] == [3, 2] and sum(judged[6:]) == 2  # two of three accepted
+    assert judged[2:6] == [2, 1, 3, 1]  # one of the two right, and one of all three
 
 
 def test_one_step_with_a_pull(tmp_path: Path) -> None:  # 6.4, 6.5
@@ -544,7 +544,7 @@ def test_a_round_is_summed_and_the_broken_client_is_named(tmp_path: Path) -> Non
 
     whole = [outcome(7, True, loss=(6.0, 3.0), gone=(0.0, 0.0)), outcome(4, True), outcome(2, True, loss=(1.0, 1.0), share=(2.0, 8.0))]
     f._check(whole, tally)
-    assert tally.means() == {"loss": 7 / 4, "share": 0.25}
+    assert tally.columns() == {"loss": 7 / 4, "share": 0.25}
     f.server.round = 5
     with pytest.raises(UserError, match="the weights of client 4 became NaN or infinite in round 6"):
         f._check([outcome(4, False), outcome(7, True), outcome(2, True)], tally)

@@ -297,7 +297,7 @@ def natural_hands(job: Job, ids: Sequence[str]) -> Hands:
     hands.names = clients.names
     hands.dropped.append(clients.dropped)
     if not len(hands.server) and not any(map(len, hands.labelled)):
-        raise PartitionError("no_labels", "no client and no server has a labelled sample", "label some samples")
+        raise PartitionError("no_labels", "no client and no server has a labelled sample", "label some samples, or ask for more labels with label_ratio or label_per_class")
     for name, labelled, unlabelled in zip(clients.names, hands.labelled, hands.unlabelled):
         for held, side in ((labelled, "labelled"), (unlabelled, "unlabelled")):
             if len(held) < o[f"min_{side}"]:

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from fallow.data.readers.arrays import BROKEN, check_members
 from fallow.data.skews import skew
 from fallow.errors import UserError
 from fallow.limits import check_room
+from fallow.paths import is_special
 
 UNREADABLE = (OSError, AttributeError, *BROKEN)
 
@@ -30,6 +31,7 @@ class Holding:
     labelled: Ints
     unlabelled: Ints
     unused: int = 0  # unlabelled samples of its own that `unlabelled_ratio` leaves out
+    validation: Ints = field(default_factory=lambda: EMPTY)  # labelled, held out of training
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +49,20 @@ class Federation:
     def fingerprint(self) -> str:
         """SHA-256 of the server's list, each client's two in client order and the dropped, as little-endian int64.
 
-        Each list is preceded by its length: without it, iid over 5 and over 10 clients would have one fingerprint.
+        Each list is preceded by its length: without it, iid over 5 and over 10 clients would have one fingerprint. Where
+        labels are held out for validation, the lists of these follow.
         """
         digest = hashlib.sha256()
         held = [part for client in self.clients for part in (client.labelled, client.unlabelled)]
-        for indices in (self.server.labelled, *held, self.dropped):
+        validation = [party.validation for party in (self.server, *self.clients)] if self.validates else []
+        for indices in (self.server.labelled, *held, self.dropped, *validation):
             digest.update(np.array(len(indices), "<i8").tobytes() + indices.astype("<i8").tobytes())
         return digest.hexdigest()
+
+    @cached_property
+    def validates(self) -> bool:
+        """Whether labels are held out for validation."""
+        return any(len(party.validation) for party in (self.server, *self.clients))
 
     @cached_property
     def most_unlabelled(self) -> int:
@@ -80,6 +89,7 @@ class Federation:
             **_packed("labelled", [client.labelled for client in self.clients]),
             **_packed("unlabelled", [client.unlabelled for client in self.clients]),
             "unused": np.array([client.unused for client in self.clients], np.int64),
+            **(_packed("validation", [party.validation for party in (self.server, *self.clients)]) if self.validates else {}),
             "about": np.frombuffer(json.dumps(self._about()).encode(), np.uint8),
         }
 
@@ -89,8 +99,9 @@ class Federation:
         about = json.loads(arrays["about"].tobytes())
         labelled, unlabelled = _unpacked(arrays, "labelled"), _unpacked(arrays, "unlabelled")
         unused = arrays["unused"].tolist() if "unused" in arrays else [0] * len(labelled)  # older files have none
-        clients = tuple(Holding(*held) for held in zip(labelled, unlabelled, unused, strict=True))
-        server, names = Holding(arrays["server"], EMPTY), tuple(about["names"])
+        at_server, *validation = _unpacked(arrays, "validation") if "validation" in arrays else [EMPTY] * (1 + len(labelled))
+        clients = tuple(Holding(*held) for held in zip(labelled, unlabelled, unused, validation, strict=True))
+        server, names = Holding(arrays["server"], EMPTY, validation=at_server), tuple(about["names"])
         federation = Federation(server, clients, arrays["dropped"], names, about["spec"], about["tries"])
         if federation.fingerprint != about["fingerprint"] or len(names) != len(clients):
             raise ValueError("fingerprint")
@@ -118,6 +129,8 @@ class Federation:
     def load(path: Path | str) -> Federation:
         """Reads what `save` wrote and checks its fingerprint."""
         damaged = UserError(f"the federation file {path} is damaged", "restore it, or delete it and make it again")
+        if is_special(path):
+            raise damaged
         try:
             check_members(Path(path))
             with np.load(path, allow_pickle=False) as file:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +16,26 @@ import torch
 import torch.nn.functional as F
 
 from fallow.data import download as downloads
-from fallow.data.readers import cifar, dataset, digits, folders, idx, mat, medmnist, npz, stl10, table, tinyimagenet
+from fallow.data.readers import (
+    cifar,
+    dataset,
+    digits,
+    folders,
+    idx,
+    layouts,
+    mat,
+    medmnist,
+    npz,
+    stl10,
+    table,
+    tinyimagenet,
+)
 from fallow.data.readers.archives import unpack
 from fallow.data.readers.images import resized
 from fallow.data.readers.parts import Parts, Split
 from fallow.errors import UserError, suggest
 from fallow.limits import check_room, memory_told
-from fallow.paths import user_path
+from fallow.paths import shown, user_path
 
 __all__ = ["Listed", "Source", "Split", "default_data_dir", "fit", "from_dataset", "load", "names", "register"]
 
@@ -36,6 +50,10 @@ class Source:
     test: Split
     flip: bool  # False where a mirror image may be of another class: digits, letters, left and right organs
     decoded: tuple[int, ...] | None = None  # channels, height and width as read, where `fit` has changed them
+    said: tuple[str, ...] = ()  # how one's own files were understood, for people
+
+    def __repr__(self) -> str:
+        return f"Source({self.name!r}, {len(self.classes)} classes, train={self.train}, test={self.test})"
 
     @property
     def channels(self) -> int:
@@ -134,22 +152,24 @@ _OFFICIAL = {
     ),
 }  # fmt: skip
 _OWN = {
-    "folder": ("your images, one folder per class", folders.read),
-    "csv": ("your images, listed with label, client and split", table.read),
-    "numpy": ("your arrays in an .npz file", lambda path, size: npz.read(path)),
+    "folder": "your images, one folder per class, or per site with one per class in it",
+    "csv": "your images, listed with label, client and split",
+    "numpy": "your arrays in an .npz file",
 }
 _registered: dict[str, Callable[[], Source]] = {}
 
 
 def load(
-    name: str | Source, data_dir: str | Path | None = None, download: bool = False, *, size: int | None = None
+    name: str | Source, data_dir: str | Path | None = None, download: bool = False, *, size: int | None = None, layout: str = "auto"
 ) -> Source:
     """The data set of that name; a Source is returned as it is.
 
-    `size` is the size to which `folder:` and `csv:` bring their images, by default the most common one.
+    `size` is the size to which `folder:` and `csv:` bring their images, by default the most common one. `layout` says
+    whether the folders of `folder:` are `classes`, or `sites` with a folder per class in each.
     """
     if isinstance(name, Source):
         return name
+    name = in_full(name)
     kind, colon, rest = name.partition(":")
     with _told(), memory_told(f"the data set {name}"):
         if name in _registered:
@@ -159,9 +179,28 @@ def load(
         if kind in _OWN and colon:
             if not rest:
                 raise UserError(f"{name!r} names no path", f"write {kind}:PATH")
-            return Source(name, *_OWN[kind][1](user_path(rest), size), flip=True)
+            return _own(name, user_path(rest), size, layout)
         official, home = _official(name), _home(data_dir)
         return Source(name, *_read(name, official, home, download), flip=official.flip)
+
+
+def in_full(name: str) -> str:
+    """`folder:photos` for `photos`, where that is a folder and no known set; likewise a .csv and an .npz."""
+    kind = name.partition(":")[0]
+    if kind in (*_OWN, *_OFFICIAL, *_registered, "digits", "emnist", "medmnist") or name in _registered or not name or "\0" in name:
+        return name
+    path = user_path(name)
+    if path.is_dir():
+        return f"folder:{name}"
+    kinds = {".csv": "csv", ".npz": "numpy"}
+    return f"{kinds[path.suffix.lower()]}:{name}" if path.suffix.lower() in kinds and path.is_file() else name
+
+
+def _own(name: str, path: Path, size: int | None, layout: str) -> Source:
+    if name.startswith("numpy:"):
+        return Source(name, *npz.read(path), flip=True)
+    album = layouts.read(path, layout) if name.startswith("folder:") else table.read(path)
+    return Source(name, *album.decoded(size), flip=True, said=album.said)
 
 
 def names(data_dir: str | Path | None = None) -> list[Listed]:
@@ -174,7 +213,7 @@ def names(data_dir: str | Path | None = None) -> list[Listed]:
         shape = (official.classes, official.size, official.channels)
         rows.append(Listed(name, official.what, where, *shape, _present(official, home), bool(official.remote)))
     rows += [Listed(name, "registered from Python", "memory", present=True) for name in _registered]
-    return rows + [Listed(f"{kind}:PATH", what, "PATH") for kind, (what, _) in _OWN.items()]
+    return rows + [Listed(f"{kind}:PATH", what, "PATH") for kind, what in _OWN.items()]
 
 
 def register(name: str, source: Source | Callable[[], Source]) -> None:
@@ -263,8 +302,22 @@ def _official(name: str) -> Official:
         return _emnist(rest)
     if kind == "medmnist":
         return _medmnist(rest)
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> UserError:
+    """Neither a set nor a path: the nearest names of either are told."""
     known = ["digits", *_official_names(), *(f"{kind}:PATH" for kind in _OWN), *_registered]
-    raise UserError(f"there is no data set {name!r}", suggest(name, known))
+    path = user_path(name)
+    with suppress(OSError):
+        beside = [p for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() in (".csv", ".npz")]
+        if near := difflib.get_close_matches(path.name, [p.name for p in beside], n=1, cutoff=0.6):
+            found = path.with_name(near[0])
+            sets = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+            place = f"the {'folder' if found.is_dir() else 'file'} {shown(found)!r}"
+            return UserError(f"there is no data set, folder or file {name!r}", f"did you mean {place}{f', or the set {sets[0]!r}' if sets else ''}?")
+    what = "folder or file" if len(path.parts) > 1 or path.suffix else "data set"
+    return UserError(f"there is no {what} {name!r}", suggest(name, known) if what == "data set" else "check the path; known sets are listed by `fallow list datasets`")
 
 
 def _emnist(split: str) -> Official:

@@ -7,7 +7,6 @@ it was written with. Clients that never took part cost nothing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -74,7 +73,7 @@ class Keep:
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 if path.name not in named and path.name not in older:
-                    path.unlink(missing_ok=True)
+                    disk.remove(path)
 
     def restore(self, index: dict[str, int], records: Mapping[str, str] | None = None, older: Iterable[str] = ()) -> None:
         self.version, self.records = {int(c): v for c, v in index.items()}, dict(records or {})
@@ -105,17 +104,16 @@ class Keep:
             disk.sync(self.folder.parent)
         shape, tensors = pack(self._memory[client], self.layouts)
         data = save({k: t.cpu().contiguous() for k, t in tensors.items()}, {"shape": json.dumps(shape)})
-        disk.write(path, data)
-        self.records[path.name] = hashlib.sha256(data).hexdigest()
+        self.records[path.name] = disk.write_noting(path, data)
         self._unsaved.discard(client)
 
     def _load(self, client: int) -> Record:
         path, remedy = self._path(client), "restore the file, or start the run again"
         try:
-            data = path.read_bytes()
-            if path.name in self.records and hashlib.sha256(data).hexdigest() != self.records[path.name]:
+            data = disk.read(path, remedy)
+            if path.name in self.records and disk.sha256(data) != self.records[path.name]:
                 raise UserError(f"what client {client} keeps is damaged ({path})", remedy)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             return unpack(json.loads(header["__metadata__"]["shape"]), load(data), self.layouts, self.device)
-        except (OSError, SafetensorError, KeyError, ValueError) as e:
+        except (SafetensorError, KeyError, ValueError) as e:
             raise UserError(f"what client {client} keeps cannot be read from {path} ({type(e).__name__})", remedy) from None

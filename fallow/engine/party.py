@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import Tensor
 
 from fallow import draws
 from fallow.data.samples import Samples
-from fallow.engine import feed
+from fallow.engine import feed, judging
 from fallow.engine.clients import SERVER, Reply, Request
 from fallow.engine.clients import Samples as Counts
 from fallow.engine.finite import sound
@@ -56,6 +58,7 @@ class Party:
         holding = world.federation.server if self.is_server else world.federation.clients[job.party]
         self.labelled = Samples.of(holding.labelled, world.labels[holding.labelled])
         self.unlabelled = Samples.of(holding.unlabelled)
+        self.validation = Samples.of(holding.validation, world.labels[holding.validation])  # not to train on
         self.unused = holding.unused  # how many unlabelled samples `unlabelled_ratio` leaves out
         self.made = 0
         self.lr: list[float] = []  # of each step
@@ -137,10 +140,10 @@ class Party:
             out.append(call(self.world.view(view, rows, keys)).clone())  # a replay's result lasts until the next one
         return torch.cat(out) if out else torch.zeros(0, self.world.classes, device=self.world.device)
 
-    def judge(self, samples: Samples, label: Tensor, sure: Tensor | None = None) -> None:
-        """Logs the label ratio and, where true labels are known, label accuracy."""
+    def judge(self, samples: Samples, label: Tensor, sure: Tensor | None = None, confidence: Tensor | None = None) -> None:
+        """Logs the label ratio, the labels' classes and, where true labels are known, label accuracy."""
         rows = self.world.put(samples.rows)
-        self.slot.judge(feed.Part({"_truth": self.world.truth[rows]}), label, sure)
+        self.slot.judge(feed.Part({"_truth": self.world.truth[rows]}), label, sure, confidence=confidence)
 
     def log(self, **values: Any) -> None:
         self.slot.log(**values)
@@ -293,12 +296,11 @@ class Tally:
     def add(self, parties: Iterable[dict[str, Tensor]]) -> None:
         """Reads all of them from the device at once."""
         pairs = [pair for logs in parties for pair in logs.items()]
-        values = torch.stack([pair for _, pair in pairs]).tolist() if pairs else []
-        for (name, _), (total, count) in zip(pairs, values):
-            if not count:  # left over from an earlier party of the slot
-                continue
-            old = self.totals.setdefault(name, [0.0, 0.0])
-            old[0], old[1] = old[0] + total, old[1] + count
+        values = iter(torch.cat([log.double() for _, log in pairs]).tolist() if pairs else ())
+        for name, log in pairs:
+            found = list(islice(values, len(log)))
+            old = self.totals.setdefault(name, [0.0] * len(log))
+            old[:] = map(add, old, found)
 
     def add_rates(self, parties: Iterable[tuple[float | None, int]]) -> None:
         for rate, steps in parties:
@@ -306,5 +308,12 @@ class Tally:
                 self.rates[0].append(rate)
                 self.rates[1].append(steps)
 
-    def means(self) -> dict[str, float | None]:
-        return {n: t / c for n, (t, c) in sorted(self.totals.items())}
+    def columns(self) -> dict[str, Any]:
+        """Means of what was logged, by name; nothing of what a party before in the slot has left, whose counts are 0."""
+        found: dict[str, Any] = {}
+        for name, values in self.totals.items():
+            if judging.is_counted(name):
+                found |= judging.columns(name, values)
+            elif values[1]:
+                found[name] = values[0] / values[1]
+        return dict(sorted(found.items()))

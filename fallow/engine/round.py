@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from fallow.engine.clients import SERVER, Clients, Executor, Local, Reply, Request
 from fallow.engine.eager import over_ranges
+from fallow.engine.evaluating import Validation, columns
 from fallow.engine.finite import defined, sound, too_large
 from fallow.engine.keep import Keep
 from fallow.engine.measuring import Measuring
@@ -24,6 +25,7 @@ from fallow.engine.server import Server
 from fallow.engine.statistics import static
 from fallow.engine.world import World
 from fallow.errors import UserError
+from fallow.measure import scores
 from fallow.methods.base import Net, Updates
 from fallow.methods.state import State
 
@@ -43,7 +45,7 @@ class Federated:
         self.whole = True  # false if a failure left kept records of a round that is not in effect
         self.finishing: Callable[[], None] = lambda: None  # called when a round begins to take effect
         self._inference = world.net()
-        self.measuring = Measuring(self)
+        self.measuring, self.validation = Measuring(self), Validation(self)
         self._tested: tuple[State, torch.Tensor] | None = None
         self._verdicts: list[tuple[str, torch.Tensor]] = []  # where numbers were made in this round, and if they are sound
 
@@ -76,6 +78,7 @@ class Federated:
         server, turn = self.server, self.o.server_turn if self.server_trains else ""
         self.seconds, server.logs, tally, self._tested, self._verdicts = {}, {}, Tally(), None, []
         self.world.finished = 0
+        self.validation.forget()
         server.draw(number)
         last = number + 1 == self.o.rounds
         if turn.startswith("before"):
@@ -106,11 +109,12 @@ class Federated:
         if self.measuring.due(number):
             with self._phase("measure"):
                 measured = self.measuring.row([*requests, *beside], present)
-        row = defined(row | self._metrics(requests, updates, tally) | measured)
+        row = defined(row | self._metrics(requests, replies, updates, tally) | measured)
         self._refuse_unsound()
         self.finishing()
         self.whole = False
         self.clients.settle(number + 1)
+        self.validation.settle()
         self.whole = True
         return row
 
@@ -180,9 +184,9 @@ class Federated:
         remedy = f"lower {' and '.join(stepping)}" if at_server and stepping else "lower lr, or set clip=1"
         return UserError(f"{what} became NaN or infinite in round {self.server.round + 1}", f"{remedy}; the rounds before it are kept")
 
-    def _no_prediction(self) -> UserError:
+    def no_prediction(self, of: str = "of the test set") -> UserError:
         self._refuse_unsound()  # the cause, if it is known
-        return self._diverged("the logits of the test set")
+        return self._diverged(f"the logits {of}")
 
     def _updates(self, replies: Sequence[Reply | None], own: Sequence[Reply]) -> Updates:
         """Updates in order of party id, the server's first, with their weights."""
@@ -233,38 +237,43 @@ class Federated:
 
     def _evaluated(self, number: int, last: bool) -> dict[str, Any]:
         if (number + 1) % self.o.eval_every and not last:
-            return {"accuracy": None, "test_loss": None}
+            return dict.fromkeys(columns(self))
         with self._phase("statistics"):
             self._with_statistics()
         with self._phase("test"):
-            return self.evaluate(self.server.model)
+            return self.evaluate(self.server.model) | self.validation.test(number + 1, self.server.model)
 
     @torch.no_grad()
     def test_logits(self, state: State) -> torch.Tensor:
         """Logits of the whole test set, in file order; those of the model last tested are still there."""
         if self._tested is None or self._tested[0] is not state:
-            w = self.world
-            self._inference.load(state)
-            fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
-            call = self._inference.replayed("running")
-            logits = over_ranges(w, lambda a, b: call(w.test_batch(a, b)).clone(), len(w.test_labels), fixed)
+            logits = self.logits(state, self.world.test_batch, len(self.world.test_labels))
             if torch.isnan(logits).any():
-                raise self._no_prediction()  # the largest of them is no class
+                raise self.no_prediction()  # the largest of them is no class
             self._tested = state, logits
         return self._tested[1]
 
-    def evaluate(self, state: State) -> dict[str, float]:
-        """Accuracy and loss on the whole test set."""
+    @torch.no_grad()
+    def logits(self, state: State, images: Callable[[int, int], torch.Tensor], count: int) -> torch.Tensor:
+        """Of so many images, which are made batch by batch."""
+        w = self.world
+        self._inference.load(state)
+        fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
+        call = self._inference.replayed("running")
+        return over_ranges(w, lambda a, b: call(images(a, b)).clone(), count, fixed)
+
+    def evaluate(self, state: State) -> dict[str, float | None]:
+        """Accuracy, loss and the cheap ones of the scores on the whole test set."""
         self._tested = None
         logits, labels = self.test_logits(state), self.world.test_labels
         right = (logits.argmax(1) == labels).double().mean()
         loss = float(F.cross_entropy(logits.double(), labels))
         if math.isnan(loss):
-            raise self._no_prediction()
-        return {"accuracy": float(right), "test_loss": loss}
+            raise self.no_prediction()
+        return {"accuracy": float(right), "test_loss": loss} | scores.brief(logits, labels)
 
-    def _metrics(self, requests: list[Request], updates: Updates, tally: Tally) -> dict[str, Any]:
-        means = tally.means()
+    def _metrics(self, requests: list[Request], replies: Sequence[Reply | None], updates: Updates, tally: Tally) -> dict[str, Any]:
+        means = tally.columns()
         row: dict[str, Any] = {k: means.pop(k, None) for k in ("loss", "label_ratio", "label_accuracy", "label_accuracy_all")}
         row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
         sent = [r.message for r in requests]
@@ -274,6 +283,7 @@ class Federated:
             row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
         row["lr"] = mean_rate(*tally.rates)
         row["clients"] = len(updates.clients)
+        row["client_steps"] = sum(steps) / len(steps) if (steps := [r.steps for r in replies if r is not None]) else None
         return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
 
     @contextmanager

@@ -8,17 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fallow.engine import kernels
+from fallow.engine import judging, kernels
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.replay import Pool
 from fallow.engine.world import World
 from fallow.errors import UserError
+from fallow.measure.scores import EACH_TEST
 from fallow.methods.base import Net, Value
 from fallow.methods.state import State
 
-RESERVED = {"round", "accuracy", "test_loss", "bytes_up", "bytes_down", "lr", "clients", "seconds"}
-RESERVED |= {"class_accuracy", "prior_js", "diversity", "R", "label_accuracy_local", "label_accuracy_global"}  # measured
+RESERVED = {"round", "accuracy", "test_loss", "bytes_up", "bytes_down", "lr", "clients", "client_steps", "seconds"}
+RESERVED |= {*EACH_TEST, "validation_accuracy", "validation_loss", "class_accuracy", "prior_js", "diversity", "R", "label_accuracy_local", "label_accuracy_global"}  # measured
 
 
 class Slot:
@@ -32,6 +33,8 @@ class Slot:
         self.optimizers: dict[str, Optimizer] = {}
         self.lr: dict[str, Tensor] = {}
         self.logs: dict[str, Tensor] = {}
+        self._class_numbers = torch.arange(world.classes, device=world.device)[:, None]
+        self._levels = judging.levels(world.device)[:, None]
         self.prox = torch.zeros((), device=world.device)
         self.reference: Tensor | None = None
         self._scratch: NetHandle | None = None
@@ -137,16 +140,28 @@ class Slot:
         self.logs[name] += torch.stack([total.double(), count.double()])
 
     @torch.no_grad()
-    def judge(self, part: Any, label: Tensor, sure: Tensor | None = None, name: str = "label") -> None:
-        """Compares labels with the hidden true ones, where there are any; logs `name`_ratio and such, never returns."""
+    def judge(
+        self, part: Any, label: Tensor, sure: Tensor | None = None, name: str = "label", confidence: Tensor | None = None
+    ) -> None:
+        """Compares labels with the hidden true ones, where there are any; logs `name`_ratio and such, never returns.
+
+        Counts the accepted labels by class, and by how confident they are, where a `confidence` between 0 and 1 is given.
+        """
         truth, rows = part._truth, part.rows
         rows = torch.ones_like(label, dtype=torch.bool) if rows is None else rows
         sure = rows if sure is None else sure & rows
-        self._count(f"{name}_ratio", sure.sum(), rows.sum())
-        if truth is not None:
-            right, known = label == truth, rows & (truth >= 0)
-            self._count(f"{name}_accuracy", (right & sure & known).sum(), (sure & known).sum())
-            self._count(f"{name}_accuracy_all", (right & known).sum(), known.sum())
+        right, known = (torch.zeros_like(rows),) * 2 if truth is None else (label == truth, rows & (truth >= 0))
+        known_sure = sure & known
+        shares = torch.stack([rows, sure, known_sure, right & known_sure, known, right & known])
+        by_class = (label == self._class_numbers) & sure
+        self._add(f"{name}{judging.COUNTS}", torch.cat([shares, by_class]).sum(1))
+        if confidence is not None:
+            self._add(f"{name}{judging.LEVELS}", ((confidence >= self._levels) & rows).sum(1))
+
+    def _add(self, name: str, counts: Tensor) -> None:
+        if name not in self.logs:
+            self.logs[name] = torch.zeros_like(counts)
+        self.logs[name] += counts
 
     # -- filling and emptying ------------------------------------------------------------------------------------------
     @torch.no_grad()

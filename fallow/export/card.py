@@ -10,6 +10,7 @@ import yaml
 from fallow import models
 from fallow.data.holdings import Federation
 from fallow.engine.world import NORM_MEANS
+from fallow.export import results
 from fallow.export.inputs import Inputs, by_batch
 from fallow.methods import find, is_own
 from fallow.runs import Result
@@ -19,10 +20,10 @@ from fallow.runs.origin import Origin
 GRAPHS = {"model.pt2": "torch.export", "model.onnx": "ONNX"}
 
 
-def card(result: Result, files: list[str]) -> str:
+def card(result: Result, files: list[str], best: bool = False) -> str:
     """README.md in the form of a Hugging Face model card."""
-    parts = [_title(result), _files(result, files), _preprocessing(result, files), _use(result, files), _training(result), _accuracy(result), _again(result)]
-    return _front(result) + "\n" + "\n\n".join(parts) + "\n"
+    parts = [_title(result), _files(result, files), _preprocessing(result, files), _use(result, files), _training(result), results.words(result, best, data_name(result)), _again(result)]
+    return _front(result, best) + "\n" + "\n\n".join(parts) + "\n"
 
 
 def data_name(result: Result) -> str:
@@ -44,15 +45,14 @@ def _method(result: Result) -> tuple[str, str]:
     return find(name).__name__, find(name).paper
 
 
-def _front(result: Result) -> str:
-    s, data = result.summary, data_name(result)
-    measured = [{"type": "accuracy", "value": round(s["last"], 6)}] if s["last"] is not None else []
+def _front(result: Result, best: bool) -> str:
+    data, measured = data_name(result), results.measured(result, best)
     task = {"type": "image-classification"}
     about = {
         "library_name": "fallow",
         "pipeline_tag": "image-classification",
         "tags": ["federated-learning", "semi-supervised-learning", result.config.method.rpartition(":")[2].lower()],
-        "metrics": ["accuracy"],
+        "metrics": [m["type"] for m in measured] or ["accuracy"],
         "model-index": [{
             "name": f"{_method_name(result)} on {data}",
             "results": [{"task": task, "dataset": {"name": data, "type": data}, "metrics": measured}],
@@ -165,7 +165,9 @@ def _held(result: Result) -> str:
     f = Federation.load(path)
     labelled = sum(len(c.labelled) for c in f.clients) + len(f.server.labelled)
     unlabelled = sum(len(c.unlabelled) for c in f.clients)
-    return f"{labelled:,} labelled and {unlabelled:,} unlabelled training images"
+    held = sum(len(party.validation) for party in (f.server, *f.clients))
+    also = f", {held:,} labelled ones held out for validation" if held else ""
+    return f"{labelled:,} labelled and {unlabelled:,} unlabelled training images{also}"
 
 
 def _norm(o: Any) -> str:
@@ -177,20 +179,6 @@ def _norm(o: Any) -> str:
 def _label_count(o: Any) -> str:
     given = [f"`{k}={v}`" for k in ("label_count", "label_ratio", "label_per_class") if (v := getattr(o, k)) is not None]
     return f", {given[0]}" if given else ""
-
-
-def _accuracy(result: Result) -> str:
-    s = result.summary
-    if s["last"] is None:
-        return "## Accuracy\n\nThis run has not been tested."
-    tested = [r["round"] for r in result.metrics if r.get("accuracy") is not None]
-    at = tested[-1] if tested else s["rounds"]
-    text = f"{100 * s['last']:.2f} % of the test set of `{data_name(result)}`, after round {at}"
-    if at != s["rounds"]:
-        text += f" (the weights are those of round {s['rounds']}, which was not tested)"
-    best = f"Best round of the run, whose weights these are not: {100 * s['best']:.2f} % (round {s['best_round']})."
-    one = "One run with one seed; nothing is known about other data."
-    return f"## Accuracy\n\n{text}." + (f" {best}" if s["best_round"] != at else "") + f" {one}"
 
 
 def _again(result: Result) -> str:

@@ -40,11 +40,11 @@ class Predicted:
 class Predictor:
     """A run's model, called as the run was tested: same preprocessing, same batch size, same policy for batch norm."""
 
-    def __init__(self, result: Result, device: str = "auto", batch: int | None = None):
+    def __init__(self, result: Result, device: str = "auto", batch: int | None = None, best: bool = False):
         self.inputs, self.device = Inputs.of(result), device_of(device)
         self.classes: list[str] = result.summary["class_names"]
         self.batch = batch or result.config.eval_batch
-        net = result.model()
+        net = result.model(best)
         self.by_batch = by_batch(net)
         adopt(net).stats = "running"  # without running statistics: a batch's own, of one image too
         self.net = FromPixels(net, self.inputs).to(self.device)
@@ -75,10 +75,12 @@ def predict(
     tell: Tell = lambda done, count: None,
     force: bool = False,
     trust: bool = False,
+    best: bool = False,
 ) -> Predicted:
     """Labels every image below `folder`, in order of name, and writes file, label, confidence, error.
 
     A file that cannot be read has its reason under `error` and no label. `probabilities` adds a column per class.
+    `best` takes the weights of the best round by validation in the place of the last round's.
     Only a few batches are in memory at a time. `trust` lets a model run whose code this user has never named himself.
     """
     folder, out = user_path(folder), targets.file(user_path(out), "predict", force)
@@ -86,7 +88,7 @@ def predict(
     if batch is not None and batch < 1:
         raise UserError(f"--batch {batch} is not a count of images", "give 1 or more")
     files = _files(folder)
-    predictor = Predictor(result, device, batch)
+    predictor = Predictor(result, device, batch, best)
     unreadable: list[str] = []
     with disk.told(out, "make its folder first, or choose another with -o"), disk.replacing(out) as file:
         text = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="backslashreplace", write_through=True)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fallow.measure import scores
+
 
 def class_accuracy(logits: Tensor, truth: Tensor, classes: int) -> list[float | None]:
     """The share of each class's samples that is classified rightly; None for a class without samples."""
-    right = (logits.argmax(1) == truth).double()
-    count = torch.bincount(truth, minlength=classes)
-    hits = torch.zeros(classes, dtype=torch.float64, device=truth.device).index_add_(0, truth, right)
-    return [h / n if n else None for h, n in zip(hits.tolist(), count.tolist())]
+    return scores.listed(scores.class_accuracy(scores.counts(logits.argmax(1), truth, classes)))
 
 
 def bias(accuracy: Sequence[float | None]) -> Tensor:

@@ -30,6 +30,13 @@ AVERAGERS: dict[str, type[Averager]] = {"mean": Averager, "grouped": Grouping, "
 class Net:
     """A net that a party holds while it works.
 
+    >>> from fallow import Method, Net
+    >>> class Teacher(Method):
+    ...     def holds(self):
+    ...         return {"model": Net(), "teacher": Net(keep=True, train=False)}
+    >>> Net(keep=True).optimizer is None  # the key `optimizer_state` says
+    True
+
     It starts from the client's record if kept, else from the message entry `start` (its own name, else "model"), or
     "initial" (the run's first weights), or "random" (an own seed per client).
     """
@@ -43,14 +50,26 @@ class Net:
 
 
 class Value:
-    """A small tensor that a party holds. Shape "unlabelled" is one entry per unlabelled sample."""
+    """A small tensor that a party holds. Shape "unlabelled" is one entry per unlabelled sample.
+
+    >>> from fallow import Value
+    >>> Value("unlabelled", 10, keep=True).shape  # ten numbers for each, which stay with the client
+    ('unlabelled', 10)
+    """
 
     def __init__(self, *shape: int | str, start: float = 0.0, keep: bool = False):
         self.shape, self.start, self.keep = shape, start, keep
 
 
 class Update:
-    """What a client sends up: named States and tensors."""
+    """What a client sends up: named States and tensors.
+
+    >>> import torch
+    >>> from fallow import Update
+    >>> up = Update(prior=torch.tensor([0.25, 0.75]))  # in a method's `end`: Update(model=party.model.state, prior=...)
+    >>> "prior" in up, float(up["prior"].sum())
+    (True, 1.0)
+    """
 
     def __init__(self, entries: dict[str, State | Tensor] | None = None, **named: State | Tensor):
         self.entries: dict[str, Any] = dict(entries or {}) | named
@@ -81,7 +100,18 @@ class Updates(list[Update]):
 
 
 class Method:
-    """FedAvg on labelled data: the hooks' defaults."""
+    """FedAvg on labelled data: the hooks' defaults. A method of one's own derives from it, in a file of its own.
+
+    >>> from fallow import Method, key
+    >>> class Slow(Method):
+    ...     defaults = {"lr": 0.003}
+    ...     class Options(Method.Options):
+    ...         patience: int = key(3, "rounds that it waits", ge=1)
+    >>> Slow.Options().lr, Slow.Options(patience=5).patience
+    (0.003, 5)
+
+    `fallow.run(method="./slow.py:Slow")` runs it where the file slow.py has the class.
+    """
 
     Options: TypeAlias = Config
     defaults: dict[str, Any] = {}  # common keys that have another default here
@@ -89,6 +119,7 @@ class Method:
     readings: dict[str, dict[str, Any]] = {}
     labellers: frozenset[str] | set[str] = frozenset()  # values of `labeller` that it honours; none: `debias` neither
     labels_how = "labels in its own way, or not at all"  # why others are refused, after the method's name
+    accepts_by = "threshold"  # the key that says how sure a pseudo-label must be
     captured = True
     paper = ""  # one line for `fallow list methods`
     keeps = "-"  # what a client keeps between rounds, in words

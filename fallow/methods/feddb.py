@@ -11,7 +11,7 @@ import torch
 from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Update, Value
 from fallow.methods.parts.dma import mean_prediction
-from fallow.methods.parts.labelling import cuts, debiased, hard, weak_logits
+from fallow.methods.parts.labelling import confidence, cuts, debiased, hard, weak_logits
 from fallow.methods.parts.losses import Reduction, cross_entropy
 
 PAD = 64  # whole sets are filled up to a multiple of this, so that few batch sizes occur
@@ -72,8 +72,9 @@ class FedDB(Method):
         z = weak_logits(party, self.o.app_u_order == "shuffled", self.o.app_u_batch)
         prior = mean_prediction(z)                                                      # Eq. 8: APP-U
         party.prior.copy_(prior)
-        label, sure = hard(debiased(z, prior) if self.o.debias else z, self.o.threshold)  # Eq. 14: DPL
-        party.judge(party.unlabelled, label, sure)
+        z = debiased(z, prior) if self.o.debias else z                                  # Eq. 14: DPL
+        label, sure = hard(z, self.o.threshold)
+        party.judge(party.unlabelled, label, sure, confidence(z))
         return {"label": label, "sure": sure}
 
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fallow.config import key
 from fallow.methods.base import Net, Plan, Value
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.labelling import hard
+from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy
 from fallow.methods.parts.meta_pseudo import MetaPseudo
 
@@ -112,7 +112,7 @@ class FedDure(MetaPseudo):
                 s.log(reward=d)
                 m = m + d
             loss = loss + (m * ce(zt, yhat)).mean()                                         # Eqs. 7, 8
-            s.judge(b.u, yhat, sure)
+            s.judge(b.u, yhat, sure, confidence=confidence(zw.detach()))
         s.descend(loss, s.model, when=None if b.x or sure is None else sure.any())          # Eq. 10
         s.log(loss=loss)
 

@@ -9,7 +9,7 @@ import torch
 
 from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Value
-from fallow.methods.parts.losses import Divergence, cross_entropy, entropy, kl, masked_mean
+from fallow.methods.parts.losses import Divergence, certainty, cross_entropy, entropy, kl, masked_mean
 
 Labelling = Literal["update", "batch", "running"]
 VIEWS = {
@@ -30,6 +30,7 @@ class FedLoKe(Method):
     keeps = "personal model"
     scenarios = {"clients", "some"}
     labels_how = "has two models that label for each other"
+    accepts_by = "entropy"
     defaults = {
         "batch": 32, "unlabelled_batch": "equal", "lr": 0.01, "momentum": 0.0, "nesterov": False, "clip_value": 0.1,
         "weights": "uniform",
@@ -124,8 +125,8 @@ class FedLoKe(Method):
             if self.has_personal and self.o.global_pseudo_label:
                 LUl = masked_mean(kl(yg, s.personal(b.u.strong), self.o.kl_form), sure_g)                  # Eq. 10
             loss = loss + b.ramp * (LUg + LUl)                                                             # Eqs. 15, 16
-            s.judge(b.u, yl.argmax(1), sure_l)
-            s.judge(b.u, yg.argmax(1), sure_g, name="global_label")
+            s.judge(b.u, yl.argmax(1), sure_l, confidence=certainty(El, self.classes))
+            s.judge(b.u, yg.argmax(1), sure_g, "global_label", certainty(Eg, self.classes))
             s.log(entropy_local=El, entropy_global=Eg)
         s.descend(loss)
         s.log(loss=loss)

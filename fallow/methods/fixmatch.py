@@ -70,7 +70,7 @@ class FixMatch(Method):
         if b.u:
             label, sure = self.target(z)
             loss = loss + self.o.weight * masked_mean(self.unsupervised(zs, label), sure, self.o.reduction)  # Eq. 4
-            s.judge(b.u, label if label.dim() == 1 else label.argmax(1), sure)
+            s.judge(b.u, label if label.dim() == 1 else label.argmax(1), sure, confidence=labelling.confidence(z))
         s.descend(loss, when=None if b.x or self.o.empty_step == "take" else sure.any())
         labelling.follow(self.o, s)
         s.log(loss=loss)

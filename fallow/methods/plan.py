@@ -39,7 +39,16 @@ class Segment:
 
 
 class Plan:
-    """`Plan(step=None, **columns)`; plans add up. A column is a stream, a number, or an array over the steps."""
+    """`Plan(step=None, **columns)`; plans add up. A column is a stream, a number, or an array over the steps.
+
+    >>> import numpy as np
+    >>> from fallow import Plan
+    >>> from fallow.data.samples import Samples
+    >>> labelled = Samples.of(np.arange(100), np.zeros(100))  # in a method's `plan`: party.labelled
+    >>> plan = Plan(x=labelled.batches(32, "weak", epochs=1), pull=0.5)
+    >>> len(plan), len(plan + plan)
+    (4, 8)
+    """
 
     def __init__(self, step: StepFunction | None = None, **columns: Any):
         streams = {k: v for k, v in columns.items() if isinstance(v, Stream)}

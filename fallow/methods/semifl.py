@@ -53,7 +53,7 @@ class SemiFL(Method):
         if "z" not in found:
             return {}
         label, sure = labelling.hard(found["z"], self.o.threshold)                      # Eqs. 2, 3
-        party.judge(party.unlabelled, label, sure)
+        party.judge(party.unlabelled, label, sure, labelling.confidence(found["z"]))
         return {"label": label, "sure": sure}
 
     def plan(self, party: Any, found: dict[str, Any]) -> Plan:
@@ -98,11 +98,12 @@ class SemiFL(Method):
         """Labels for this batch from the net in training and the batch's own statistics: no mix loss (Table 2)."""
         with torch.no_grad():
             z = s.model(b.u.weak, stats="batch", rows=b.u.rows)
-        label, sure = labelling.hard(labelling.logits(self.o, s, b.u, z), self.o.threshold)
+        zu = labelling.logits(self.o, s, b.u, z)
+        label, sure = labelling.hard(zu, self.o.threshold)
         sure = sure if b.u.rows is None else sure & b.u.rows
         loss = cross_entropy(s.model(b.u.strong, rows=sure), label, sure)
         if b.x:
             loss = loss + cross_entropy(s.model(b.x.labelled, rows=b.x.rows), b.x.y, b.x.rows)
-        s.judge(b.u, label, sure)
+        s.judge(b.u, label, sure, confidence=labelling.confidence(zu))
         s.descend(loss, when=None if b.x else sure.any())
         s.log(loss=(loss, torch.ones_like(loss, dtype=torch.bool) if b.x else sure.any()))

@@ -9,7 +9,7 @@ from typing import Any
 
 from fallow import disk, targets
 from fallow.errors import UserError
-from fallow.runs.folder import RunFolder, written
+from fallow.runs.folder import RunFolder, laid_out, written
 
 ROWS = 200  # of metrics that are kept at most
 
@@ -34,9 +34,9 @@ def thin(run_folder: str | Path, target: str | Path) -> Path:
         rows = _kept(rows, summary.get("best_round"))
     with disk.told(target):
         target.mkdir(parents=True, exist_ok=True)
-    disk.write(target / "config.yaml", re.sub(r"(?m)^data_dir: .*$", "data_dir: null", folder.config.read_text()))
+    disk.write(target / "config.yaml", re.sub(r"(?m)^data_dir: .*$", "data_dir: null", disk.read(folder.config).decode()))
     disk.write(target / "metrics.jsonl", "".join(written(r) for r in rows))
-    disk.write(target / "summary.json", json.dumps(summary, indent=1) + "\n")
+    disk.write(target / "summary.json", laid_out(summary) + "\n")
     return target
 
 

@@ -277,8 +277,8 @@ def _run(grids: Grids, entry: Entry, seed: int, out: Path, apart: bool) -> str:
 
 def _summary(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads((path / "summary.json").read_text())
-    except (OSError, ValueError):
+        found = json.loads(disk.read(path / "summary.json"))
+    except (UserError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and {"status", "last", "best"} <= set(found) else None
 

@@ -17,6 +17,7 @@ from typing import Any
 from fallow import __version__, disk, targets
 from fallow.paths import user_path
 from fallow.report import reading
+from fallow.runs.folder import warn
 
 SCRIPTS = ("base.js", "runs.js", "lines.js", "pictures.js", "sections.js", "tables.js", "curves.js", "classes.js", "start.js")
 
@@ -25,7 +26,10 @@ def write(paths: Sequence[str | Path], out: str | Path, force: bool = False) -> 
     """Writes the page about these runs; where it lies, and of how many runs it is."""
     out = targets.file(user_path(out), "report", force)
     runs = reading.found(paths)
-    text = page(reading.payload(runs) | {"made": date.today().isoformat()})
+    data = reading.payload(runs)
+    for sentence in data["left_out"]:
+        warn(sentence)
+    text = page(data | {"made": date.today().isoformat()})
     disk.write(out, text, "make its folder first, or choose another file with -o")
     return out, len(runs)
 

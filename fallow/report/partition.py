@@ -10,6 +10,7 @@ from fallow.data.holdings import Federation, Held, measured
 from fallow.errors import UserError
 from fallow.report.reading import Run
 from fallow.runs import load_result, load_source, make_federation
+from fallow.runs.folder import RunFolder
 from fallow.runs.origin import located, started_in
 
 COLOURS = {"labelled": "#D55E00", "unlabelled": "#0072B2"}
@@ -39,6 +40,8 @@ def partition(canvas: Any, run: Run, width: float) -> str:
 def _held(run: Run) -> Held:
     """Everyone's classes: in the run's folder, else made again from settings and data."""
     file = run.path / "federation.npz"
+    if file.exists():
+        RunFolder(run.path).verified(file.name)
     if file.is_file() and (held := Held.load(file)[0]).classes != ("samples",):
         return held
     options = load_result(run.path).config

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fallow.config import merge, read_yaml
+from fallow.config import merge, read_yaml, shown
 from fallow.data.holdings import Held, measured
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
@@ -67,6 +67,9 @@ class Run:
         folder = RunFolder.existing(path)
         config = _worded(read_yaml(folder.config))
         config.pop("version", None)
+        for name in ("data", "method"):
+            if not isinstance(config.get(name, ""), str):
+                raise UserError(f"{folder.config} has {name}={shown(config[name])}, which is no name", "restore the file")
         if not isinstance(config.get("seed", 0), int):
             raise UserError(f"{folder.config} has seed={config['seed']!r}, which is no whole number", "restore the file")
         rows = folder.rows()
@@ -123,9 +126,13 @@ def payload(paths: Sequence[Path]) -> Keys:
     first = {run.family: run for run in reversed(runs)}
     groups = [first[name] for name in families]
     federations: dict[str, Keys] = {}
-    told = []
+    told, left_out = [], []
     for run in runs:
-        held = federation(run.path / "federation.npz")
+        try:
+            held = federation(run.path)
+        except UserError as e:
+            held = None
+            left_out.append(f"{e.cause}; the page says nothing of who held what in that run")
         if held:
             federations.setdefault(held["fingerprint"], held)
         told.append(_told(run) | {"group": families.index(run.family), "federation": held and held["fingerprint"]})
@@ -134,6 +141,7 @@ def payload(paths: Sequence[Path]) -> Keys:
         "runs": told,
         "groups": [{"name": n, "method": method_name(g.config), "config": flat(g.config)} for n, g in zip(names, groups)],
         "federations": list(federations.values()),
+        "left_out": left_out,
     }
 
 
@@ -284,16 +292,17 @@ def shortened(text: str, most: int = 24) -> str:
 
 
 # -- federations -------------------------------------------------------------------------------------------------------
-def federation(path: Path) -> Keys | None:
-    """Who holds what, or None where no file says so."""
-    try:
-        return _federation(path, path.stat().st_mtime_ns)
-    except (OSError, UserError):
+def federation(run: Path) -> Keys | None:
+    """Who holds what in a run, or None where no file says so; a UserError where it is not the run's, or damaged."""
+    path = run / "federation.npz"
+    if not path.exists():
         return None
+    return _federation(path, path.stat().st_mtime_ns)
 
 
 @lru_cache(64)
 def _federation(path: Path, _: int) -> Keys:
+    RunFolder(path.parent).verified(path.name)
     held, fingerprint = Held.load(path)
     step = math.ceil(len(held.clients) / CLIENTS)
     sides = {"labelled": held.labelled, "unlabelled": held.unlabelled}

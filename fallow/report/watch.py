@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from fallow.errors import UserError
 from fallow.report import reading
 from fallow.report.page import page
+from fallow.runs.folder import warn
 
 LOOPBACK = "127.0.0.1"
 CONNECTIONS, SECONDS = 64, 10.0  # at a time; for a request to come
@@ -31,7 +32,8 @@ class Watch:
 
     def __init__(self, paths: Sequence[str | Path], port: int | None = None):
         self.paths = list(paths)
-        self.data()  # what cannot be read is told here rather than in the browser
+        for sentence in self.data()["left_out"]:  # what cannot be read is told here rather than in the browser
+            warn(sentence)
         watch = self
 
         class Handler(Answers):

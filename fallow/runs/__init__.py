@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ import torch
 from fallow import config as configuration
 from fallow import disk
 from fallow.config import Config
-from fallow.data import sources
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
+from fallow.data.given import source_of
 from fallow.data.sources import Source
+from fallow.data.validation import hold_out
 from fallow.engine import ranks
 from fallow.engine.clients import Executor
 from fallow.engine.eager import Eager
+from fallow.engine.evaluating import best_round, in_full
 from fallow.engine.keep import Keep
 from fallow.engine.ranks import RankLost, Ranks
 from fallow.engine.round import Federated
@@ -31,16 +33,19 @@ from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
 from fallow.runs import origin as origins
+from fallow.runs.data import completed, load_source, named
 from fallow.runs.folder import RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
+from fallow.runs.onlookers import watching
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
 from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
+from fallow.runs.warned import Health, facts
 
-Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("end", summary)
+Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
 def executor_for(world: World, compared: dict[str, Any] | None = None) -> Executor:
@@ -101,18 +106,21 @@ class Run:
         keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.world.device)
         self.federated = Federated(self.world, executor_for(self.world), keep)
         self.done = 0
+        self.health = Health(folder.path, facts(self.world), [])
 
     def restore(self) -> None:
         found = self.folder.restore(self.layouts, self.world.device)
         if found is not None:
             origins.check_model(self.federated.server.entries.get("model"), found.entries.get("model"), self.folder.path)
             self.done, self.federated.server.entries = found.round, found.entries
+            self.federated.validation.best = found.best
             self.federated.keep.restore(found.keep, found.records, self.folder.needed())
 
     def go(self, stop_after: int | None = None, watch: Watcher | None = None) -> Result:
         """Rounds until the end, or until `stop_after` (from 1); commits as it goes."""
         o, watch = self.options, watch or (lambda *_: None)
         stop = min(stop_after or o.rounds, o.rounds)
+        self.health = Health(self.folder.path, self.health.facts, self.folder.rows())
         watch("start", self)
         committed, whole = self.done, True
         terminated = RankLost("another rank has ended, or the run was told to stop") if ranks.count() > 1 else None
@@ -131,6 +139,8 @@ class Run:
                         committed = self.done
                     interrupts.release()
                     watch("round", row)
+                    for finding in self.health.take(row):
+                        watch("warning", finding)
             except BaseException as end:
                 interrupts.hold()
                 expected = isinstance(end, KeyboardInterrupt | Stopped | RankLost)
@@ -149,7 +159,8 @@ class Run:
     def commit(self) -> None:
         keep = self.federated.keep
         index = keep.commit()
-        self.folder.commit(self.done, self.federated.server.entries, index, self.layouts, keep.digests())
+        best = self.federated.validation.best
+        self.folder.commit(self.done, self.federated.server.entries, index, self.layouts, keep.digests(), best)
         keep.clean(*self.folder.needed())
 
     def _conclude(self, status: str) -> dict[str, Any]:
@@ -158,12 +169,15 @@ class Run:
         best = max(scores, key=lambda s: (s[0], -s[1]), default=(None, None))
         seconds = sum(r["seconds"]["round"] for r in rows)
         tail = [s for s, _ in scores[-10:]]
+        validated = self.folder.write_best(self.federated.validation.best)
         summary = {
             "status": status,
             "last": scores[-1][0] if scores else None,
             "best": best[0],
             "best_round": best[1],
             "mean_last_10": sum(tail) / len(tail) if tail else None,
+            "scores": in_full(self.federated) if self.done and status in ("finished", "stopped") else None,
+            **({"validation": best_round(validated, rows)} if validated else {}),
             "rounds": self.done,
             "seconds": round(seconds, 3),
             "seconds_per_round": round(seconds / max(1, len(rows)), 4),
@@ -180,6 +194,7 @@ class Run:
             "device": _device_name(self.world.device),
             "versions": {"fallow": _version(), "torch": torch.__version__, "python": platform.python_version()},
             "commit": commit(),
+            "warnings": self.health.end(rows),
         }
         if self.done:
             self.folder.write_model(self.federated.model())
@@ -188,20 +203,11 @@ class Run:
         return summary
 
 
-def load_source(options: Config, source: Source | None = None, download: bool = False) -> Source:
-    image = options.image
-    read_as = image.size if image.fit == "resize" else None  # files are then resized once, and never held in full size
-    source = source or sources.load(options.data, options.data_dir, download, size=read_as)
-    source = sources.fit(source, size=image.size, fit=image.fit, channels=image.channels)
-    height, width = source.train.images.shape[2:]
-    if height != width:
-        raise UserError(f"the images of {source.name} are {height}x{width}, not square", "set image.size, with image.fit=resize or pad")
-    return source
-
-
 def make_federation(options: Config, source: Source) -> Federation:
     spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__} | {"seed": options.seed_of("split")})
-    return federate(source.train.labels.numpy(), len(source.classes), spec, source.train.clients)
+    labels = source.train.labels.numpy()
+    federation = federate(labels, len(source.classes), spec, source.train.clients)
+    return hold_out(federation, labels, options.validation, spec.seed) if options.validation else federation
 
 
 def _save(federation: Federation, path: Path, source: Source) -> None:
@@ -221,24 +227,10 @@ def prepare(
     plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
     base = recipe(recipe_name or "default") if recipe_name or plain else {}
     method, options = resolve(base, given, trust)
+    options = options if source else named(options)
     source = load_source(options, source, download)
-    options = _completed(method, options, source)
+    options = completed(method, options, source)
     return method, options, source, make_federation(options, source)
-
-
-def _completed(method: type[Method], options: Config, source: Source) -> Config:
-    """Fills in what only the data can tell: how many natural clients, how many labels by default."""
-    changes: dict[str, Any] = {}
-    natural = "natural" in (options.partition, options.unlabelled_partition)
-    if natural and source.train.clients is not None:
-        changes["clients"] = len({c for c in source.train.clients if c != "server"})
-    counted = (options.label_count, options.label_ratio, options.label_per_class)
-    known = bool((source.train.labels >= 0).all())  # where some labels are missing, the others are all used
-    if options.labels != "all" and all(c is None for c in counted) and not natural and known:
-        changes["label_ratio"] = 0.05
-    if not changes:
-        return options
-    return configuration.validate(method.Options, options.model_dump() | changes)
 
 
 def run(
@@ -248,18 +240,36 @@ def run(
     name: str | None = None,
     stop_after: int | None = None,
     download: bool = False,
+    test: Any = None,
+    classes: Sequence[str] | int | None = None,
+    quiet: bool | None = None,
     watch: Watcher | None = None,
     trust: bool = False,
     **keys: Any,
 ) -> Result:
-    """Trains a federation. Keys are those of the command line: `fallow.run(method="fixmatch", rounds=10)`.
+    """Trains a federation and gives its Result. Keys are those of the command line.
 
-    `data` may also be a `Source` (see `fallow.data.sources.from_dataset`). Gives a result with `.accuracy`,
-    `.metrics`, `.model()` and `.path`. `trust=True` lets code run that a recipe names.
+    >>> import fallow
+    >>> result = fallow.run(method="fedavg", data="digits", clients=4, label_count=200, rounds=2, out="runs")
+    >>> result
+    Result('runs/fedavg-digits-seed0': fedavg on digits, ... % after round 2)
+
+    `data` may also be a torch Dataset whose items are (image, label), or a pair of arrays (images, labels); `test` is
+    then the same of the test set (default: a fifth of each class is held out) and `classes` the classes' names or how
+    many they are (default: as the data set or its labels say). A section takes a dict: `augment={"flip": "never"}`.
+
+    `quiet=True` shows no progress, `quiet=False` always does; by default it is shown on a terminal and in a notebook.
+    `watch` is called with ("start", run), then ("round", row of metrics) after each round and ("warning", finding) where
+    something shows that the run does not learn, then ("end", summary).
+    `trust=True` lets code run that a recipe names.
     """
     _check_stop(stop_after)
-    source = keys["data"] if isinstance(keys.get("data"), Source) else None
-    return _together(lambda: _run(recipe, keys, Path(out), name, stop_after, download, watch, trust), source)
+    if "progress" in keys:
+        raise UserError("progress is no key of a run", "write quiet=True to see none of it, quiet=False to see it everywhere")
+    if (source := source_of(keys.get("data"), test, classes)) is not None:
+        keys["data"] = source
+    with watching(quiet, watch) as told:
+        return _together(lambda: _run(recipe, keys, Path(out), name, stop_after, download, told, trust), source)
 
 
 def _run(
@@ -286,16 +296,24 @@ def _run(
 
 
 def resume(
-    path: str | Path, *, stop_after: int | None = None, source: Source | None = None, watch: Watcher | None = None,
-    trust: bool = False, anyway: bool = False,
+    path: str | Path, *, stop_after: int | None = None, source: Any = None, test: Any = None, classes: Sequence[str] | int | None = None,
+    quiet: bool | None = None, watch: Watcher | None = None, trust: bool = False, anyway: bool = False,
 ) -> Result:  # fmt: skip
     """Goes on with a run that was stopped, at whatever moment, to the same end as if it had not been.
 
-    `trust=True` lets code run that the folder names and that this user has never named himself. `anyway=True` goes on
-    with data or own code that are not those the run was begun with.
+    >>> import fallow
+    >>> begun = fallow.run(method="fedavg", clients=4, label_count=200, rounds=3, stop_after=1, name="cut")
+    >>> fallow.resume("runs/cut").summary["status"]
+    'finished'
+
+    A run on data that were given as a Python object needs them again: `source`, with `test` and `classes` as in `run`.
+    `quiet` and `watch` are those of `run`. `trust=True` lets code run that the folder names and that this user has never
+    named himself. `anyway=True` goes on with data or own code that are not those the run was begun with.
     """
     _check_stop(stop_after)
-    return _together(lambda: _resume(Path(path), stop_after, source, watch, trust, anyway), source)
+    source = source_of(source, test, classes)
+    with watching(quiet, watch) as told:
+        return _together(lambda: _resume(Path(path), stop_after, source, told, trust, anyway), source)
 
 
 def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None, trust: bool, anyway: bool) -> Result:
@@ -370,7 +388,15 @@ def _check_stop(stop_after: int | None) -> None:
 
 
 def load_result(path: str | Path, trust: bool = False) -> Result:
-    """The result of a run folder; `trust=True` lets a model run whose code this user has never named himself."""
+    """The result of a run's folder, or of an export's.
+
+    >>> import fallow
+    >>> done = fallow.run(method="fedavg", clients=4, label_count=200, rounds=2, name="done")
+    >>> fallow.load("runs/done").accuracy == done.accuracy
+    True
+
+    `trust=True` lets a model run whose code this user has never named himself.
+    """
     return Result(RunFolder.existing(_found(Path(path))).path, trust)
 
 

@@ -18,12 +18,15 @@ import torch
 from safetensors.torch import load, save
 
 from fallow import disk
+from fallow.engine.evaluating import Best
 from fallow.engine.pack import pack, unpack
 from fallow.errors import UserError
 from fallow.methods.state import Layout, State
+from fallow.runs import best as bests
 from fallow.runs import manifest
 from fallow.runs.manifest import RESTORE, Manifest
 from fallow.runs.settings import settings_sha256
+from fallow.said import printable
 
 Row = dict[str, Any]
 FIXED = ("federation.npz",)  # patterns of files that are written before round 1 and never again
@@ -43,6 +46,7 @@ class Restored(NamedTuple):
     entries: dict[str, Any]
     keep: dict[str, int]  # client -> round of its record
     records: dict[str, str]  # SHA-256 of the records' files
+    best: Best | None
 
 
 class RunFolder:
@@ -52,11 +56,15 @@ class RunFolder:
         self._noted: Manifest | None = None  # what the manifest says of settings and files that stay as they are
         self._results: dict[str, str] = {}
         self._records: dict[int, set[str]] = {}  # names of the records that each of the last checkpoints needs
+        self.best_files = bests.BestFiles(path)
+        self._bests: dict[int, set[str]] = {}  # what each of the last checkpoints calls the best round's weights
         self._covered: Manifest | None = None  # of the metrics, at the last commit
         self._chosen: Manifest | None = None  # the index of the checkpoint to go on from
+        self._complaints: list[str] = []  # what was found damaged and is mended, told once it can be
         self.config, self.federation = path / "config.yaml", path / "federation.npz"
         self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoint"
         self.model, self.summary, self.kept = path / "model.safetensors", path / "summary.json", path / "keep"
+        self.best = path / bests.RESULT
 
     @staticmethod
     def new(out: Path, name: str) -> RunFolder:
@@ -211,7 +219,10 @@ class RunFolder:
         names = [p.name for p in self.checkpoints.iterdir()]
         return sorted((int(n) for n in names if n.isascii() and n.isdecimal() and n == str(int(n)) and n != "0"), reverse=True)
 
-    def commit(self, round: int, entries: dict[str, Any], keep: dict[str, int], layouts: dict[str, Layout], records: Mapping[str, str]) -> None:
+    def commit(
+        self, round: int, entries: dict[str, Any], keep: dict[str, int], layouts: dict[str, Layout], records: Mapping[str, str],
+        best: Best | None = None,
+    ) -> None:  # fmt: skip
         """Writes a new folder with checksums of all that the state is made of, syncs it, renames it; of the older ones the last stays."""
         part, final = self.checkpoints / f".{round}.part", self.checkpoints / str(round)
         if final.is_dir():  # an interrupt came while this round was being committed
@@ -219,17 +230,19 @@ class RunFolder:
         shape, tensors = pack(entries, layouts)
         data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
         noted, first = self._unchanging(), not self.checkpoints.is_dir()
-        files = {f"checkpoint/{round}/{SERVER}": manifest.sha256(data), **{f"keep/{n}": digest for n, digest in records.items()}}
         metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
-        index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
+        weights = self.best_files.write(best)
         with disk.told(final):
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
         try:
             with ThreadPoolExecutor(1) as beside:
                 synced = beside.submit(disk.sync, self.metrics if self.metrics.exists() else self.path)
-                disk.write(part / SERVER, data)
+                digest = disk.write_noting(part / SERVER, data)
                 synced.result()
+            files = {f"checkpoint/{round}/{SERVER}": digest, **{f"keep/{n}": known for n, known in records.items()}, **weights}
+            index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
+            index |= {"best": best.noted()} if best else {}
             disk.write(part / "index.json", manifest.sealed(index))
             disk.sync(part)
         except UserError:
@@ -240,7 +253,7 @@ class RunFolder:
             disk.sync(self.checkpoints)
             if first:  # later on the run's folder has no new entries
                 disk.sync(self.path)
-        self._covered, self._records[round] = metrics, set(records)
+        self._covered, self._records[round], self._bests[round] = metrics, set(records), set(weights)
         self._prune(round)
 
     def _prune(self, last: int) -> None:
@@ -250,8 +263,10 @@ class RunFolder:
         for old in [self.checkpoints / str(r) for r in rounds if r not in stay] + [*self.checkpoints.glob(".*.part")]:
             shutil.rmtree(old, ignore_errors=True)
         for part in [*self.path.glob(".*.part"), *self.path.glob("federation.npz*.part")]:
-            part.unlink(missing_ok=True)
+            disk.remove(part)
         self._records = {r: names for r, names in self._records.items() if r in stay}
+        self._bests = {r: names for r, names in self._bests.items() if r in stay}
+        self.best_files.clean(set().union(*self._bests.values()))
 
     def needed(self) -> set[str]:
         """The names of the records that the last checkpoints need."""
@@ -275,7 +290,7 @@ class RunFolder:
                 raise complaints[0]
         for complaint in complaints:
             assert found is not None
-            warn(f"{complaint.cause}; going on from the checkpoint before it, of round {found['round']}")
+            self._complaints.append(f"{complaint.cause}; going on from the checkpoint before it, of round {found['round']}")
         return found
 
     def _whole(self, round: int) -> Manifest:
@@ -292,16 +307,17 @@ class RunFolder:
 
     def check_begun(self) -> Manifest | None:
         """Settings and federation are those the run was begun with, or are made again; what vouches for them."""
+        self._check_plain()
         try:
             noted = self.noted()
         except UserError as e:
-            warn(f"{e.cause}; it is written again")
+            self._complaints.append(f"{e.cause}; it is written again")
             noted = None
         if noted is not None and noted.get("export"):
             raise UserError(f"{self.path} is an export, which has no rounds to go on with", "give the folder of the run itself")
         if noted is not None:
             manifest.check_settings(self.config, noted["config"])
-            results = (self.model.name, self.summary.name)
+            results = (self.model.name, self.best.name, self.summary.name)
             self._results = {name: noted["files"][name] for name in results if name in noted["files"]}
             self.check_fixed(noted)
         self._chosen = self.choose()
@@ -311,6 +327,12 @@ class RunFolder:
             self.federation.unlink(missing_ok=True)  # the run was cut off before it began
         return noted or self._chosen
 
+    def _check_plain(self) -> None:
+        """What is written in the end must not be in the way of something else."""
+        for path in (self.manifest, self.metrics, self.model, self.summary):
+            if path.exists() and not path.is_file():
+                raise UserError(f"{path} is not a file", "take it away, then continue with `fallow resume`")
+
     def check_fixed(self, noted: Manifest | None, made: bool = False) -> None:
         """The files of before round 1; a federation that is not there is made again, to the same bytes."""
         made_again = set() if made or self.federation.exists() else {self.federation.name}
@@ -318,9 +340,16 @@ class RunFolder:
         remedy = f"restore it from a copy, or delete {self.federation.name}, which is then made again from settings and data"
         manifest.check_files(self.path, files, "start the run again" if made else remedy)
 
+    def tell(self) -> None:
+        """Says what was damaged and is mended by going on."""
+        for complaint in self._complaints:
+            warn(complaint)
+        self._complaints = []
+
     def restore(self, layouts: dict[str, Layout], device: torch.device) -> Restored | None:
         """The last whole checkpoint, with the metrics of its rounds; what came after it is removed."""
         index = self._chosen or self.choose()
+        self.tell()
         if index is None:
             self.cut(0)
             self.write_manifest()
@@ -337,19 +366,30 @@ class RunFolder:
         self._leave(disk.read(self.metrics)[: index["metrics"]["bytes"]])
         self._covered = index["metrics"]
         self.write_manifest()
-        self._records[round] = set(_records(index))
+        self._needs(round, index)
         for older in self._rounds()[1:2]:
             with suppress(UserError):
-                self._records[older] = set(_records(manifest.unsealed(self.checkpoints / str(older) / "index.json")))
+                self._needs(older, manifest.unsealed(self.checkpoints / str(older) / "index.json"))
         self._prune(round)
-        return Restored(round, entries, index["keep"], _records(index))
+        return Restored(round, entries, index["keep"], _records(index), self.best_files.restore(index))
+
+    def _needs(self, round: int, index: Manifest) -> None:
+        self._records[round] = set(_records(index))
+        self._bests[round] = {name for name in index["files"] if name.startswith(f"{bests.FOLDER}/")}
 
     # -- the result --------------------------------------------------------------------------------------------------------
     def write_model(self, state: State) -> None:
-        self._write_result(self.model, save({n: t.detach().cpu().contiguous() for n, t in state.tensors().items()}))
+        self._write_result(self.model, bests.encoded(state))
+
+    def write_best(self, best: Best | None) -> Best | None:
+        """The weights of the best round, as the last checkpoint has them; None where it has none."""
+        if best is None or best.state is not None:
+            return None
+        self._write_result(self.best, self.best_files.read(best))
+        return best
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        self._write_result(self.summary, (json.dumps(plain(summary), indent=1, allow_nan=False) + "\n").encode())
+        self._write_result(self.summary, (laid_out(plain(summary)) + "\n").encode())
 
     def _write_result(self, path: Path, data: bytes) -> None:
         disk.write(path, data)
@@ -385,12 +425,14 @@ class RunFolder:
             if self.read_summary()["status"] != "finished":
                 return False
             self.verified(self.model.name, needs_manifest=True)
+            if self.best.name in (self.noted() or {"files": {}})["files"]:
+                self.verified(self.best.name)
             return True
         except FileNotFoundError:
             return False
         except (UserError, ValueError) as e:
             cause = e.cause if isinstance(e, UserError) else f"{self.summary} is not the one that {manifest.NAME} names"
-            warn(f"{cause}; it is written again from the checkpoint")
+            self._complaints.append(f"{cause}; it is written again from the checkpoint")
             return False
 
 
@@ -407,10 +449,18 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
+def laid_out(tree: dict[str, Any], depth: int = 3, indent: str = " ") -> str:
+    """JSON with a line for each key, of so many levels, and lists on one line."""
+    inner = lambda v: laid_out(v, depth - 1, indent + " ") if isinstance(v, dict) and v and depth > 1 else json.dumps(v, allow_nan=False)
+    lines = ",\n".join(f"{indent}{json.dumps(str(name))}: {inner(value)}" for name, value in tree.items())
+    return f"{{\n{lines}\n{indent[1:]}}}"
+
+
 def written(row: Row) -> str:
     """A row as a line of metrics.jsonl."""
     return json.dumps(plain(row), allow_nan=False) + "\n"
 
 
 def warn(sentence: str) -> None:
-    print(f"warning: {sentence}", file=sys.stderr)
+    """One line on stderr beside what a command does."""
+    print(f"warning: {printable(sentence)}", file=sys.stderr)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fallow import disk
+from fallow.disk import sha256
 from fallow.errors import UserError
 from fallow.runs.settings import settings_sha256
 
@@ -16,10 +16,6 @@ Manifest = dict[str, Any]
 NAME = "manifest.json"
 HEAD, TAIL = b'{"sha256": "', b'", '
 RESTORE = "restore it from a copy, or start the run again with `fallow run`"
-
-
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def sealed(body: Manifest) -> bytes:

@@ -107,14 +107,14 @@ class Origin:
     def read(folder: Path) -> Origin | None:
         """Of a run's folder; None for one of an older version, which has none."""
         path = folder / "origin.json"
+        if not path.exists():
+            return None
         try:
-            found = json.loads(path.read_bytes())
+            found = json.loads(disk.read(path))
             if found.pop("sha256") != _text(json.dumps(found, sort_keys=True)):
                 raise ValueError("checksum")
             return Origin(**found)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (UserError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UserError(f"{path} is damaged", "restore it from a copy, or start the run again with `fallow run`") from None
 
     def write(self, folder: Path) -> None:
@@ -135,7 +135,8 @@ class Origin:
     # -- comparing -----------------------------------------------------------------------------------------------------
     def check_settings(self, now: Config, editable: set[str]) -> None:
         """Keys cannot be changed on resume, those aside that change no result."""
-        found, was = _flat(now.model_dump(mode="json")), _flat(self.settings)
+        settings = {k: field.get_default() for k, field in Config.model_fields.items() if k not in self.settings} | self.settings
+        found, was = _flat(now.model_dump(mode="json")), _flat(settings)
         keys = [k for k in found | was if found.get(k) != was.get(k) and k.partition(".")[0] not in editable]
         if keys:
             k = keys[0]

@@ -4,26 +4,45 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fallow.config import Config
 from fallow.errors import UserError
 from fallow.runs import origin as origins
+from fallow.runs import portrait
 from fallow.runs.folder import Row, RunFolder
 from fallow.runs.settings import stated
+
+if TYPE_CHECKING:
+    from fallow.export.labelling import Predictions
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to."""
+    """What a run came to: `.accuracy`, `.metrics`, `.summary`, `.config`, `.model()`, `.predict(...)`, `.plot()`.
+
+    >>> import fallow
+    >>> result = fallow.run(method="fedavg", clients=4, label_count=200, rounds=2)
+    >>> result.summary["status"], result.config.clients, len(result.metrics)
+    ('finished', 4, 2)
+
+    In a notebook it shows itself: scores, curve, settings, where it lies.
+    """
 
     path: Path
     trust: bool = False  # a model of one's own in a folder from elsewhere may run
 
+    def __repr__(self) -> str:
+        return portrait.line(self)
+
+    def _repr_html_(self) -> str:
+        return portrait.card(self)
+
     @property
     def summary(self) -> dict[str, Any]:
+        """What summary.json says: scores, sizes, classes, versions."""
         try:
             return RunFolder(self.path).read_summary()
         except FileNotFoundError:
@@ -36,7 +55,7 @@ class Result:
 
     @property
     def metrics(self) -> list[Row]:
-        """A row per round."""
+        """A dict per round, in order; `pandas.DataFrame(result.metrics)` is a table of them."""
         return RunFolder.existing(self.path).rows()
 
     @property
@@ -50,8 +69,36 @@ class Result:
         RunFolder(self.path).check_settings()
         return stated(self.path / "config.yaml")
 
-    def model(self) -> torch.nn.Module:
-        """The trained model, ready for inference."""
+    def plot(self, column: str = "accuracy", ax: Any = None) -> Any:
+        """Draws a column of the metrics over rounds on `ax`, a matplotlib axis (default: of a new figure); returns the axis."""
+        return portrait.plot(self, column, ax)
+
+    def predict(self, images: Any, *, device: str = "auto", batch: int | None = None, best: bool = False) -> Predictions:
+        """Labels images: uint8 arrays or tensors (one, [N, H, W], [N, C, H, W] or [N, H, W, C]), Pillow images, paths, or a list
+        of such. They go through what the run's own images went through, as in `fallow predict`; `best` as in `model`.
+
+        >>> import fallow
+        >>> from fallow.data import sources
+        >>> result = fallow.run(method="fedavg", data="digits", clients=4, label_count=200, rounds=2)
+        >>> found = result.predict(sources.load("digits").test.images[:3])
+        >>> len(found.labels), found.probabilities.shape
+        (3, (3, 10))
+        """
+        from fallow.export.labelling import label
+
+        return label(self, images, device, batch, best)
+
+    def weights(self, best: bool = False) -> Path:
+        """The file of the model after the last round, or after the best one by validation."""
+        path = RunFolder(self.path).best if best else RunFolder(self.path).model
+        if path.is_file():
+            return path
+        if best and (self.path / "model.safetensors").is_file():
+            raise UserError(f"{self.path} kept no best round", "run it with validation=0.1, which holds labels out to find it")
+        raise UserError(f"{self.path} has no weights", "give the folder of the run itself; thinned results have none")
+
+    def model(self, best: bool = False) -> torch.nn.Module:
+        """The trained model, ready for inference; `best`: as it was after the best round by validation."""
         from safetensors import SafetensorError
         from safetensors.torch import load as load_tensors
 
@@ -59,9 +106,7 @@ class Result:
 
         o = self.config
         summary = self.summary
-        weights = self.path / "model.safetensors"
-        if not weights.is_file():
-            raise UserError(f"{self.path} has no weights", "give the folder of the run itself; thinned results have none")
+        weights = self.weights(best)
         name = origins.model_name(self.path, o)
         if models.is_own(name):
             own.check(name, "model", f"the run {self.path}", self.trust)

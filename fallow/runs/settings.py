@@ -29,6 +29,7 @@ Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
+NEWER = {"layout": "auto", "validation": None}  # keys that older runs have not; as given here they change nothing
 SEEDS = 10_000  # at most
 UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
 EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, without another result
@@ -351,11 +352,21 @@ def _stored_keys(path: Path) -> Keys:
 def config_hash(options: Config) -> str:
     """Equal for runs that must give equal results on one kind of device."""
     usual = {k: type(options).model_fields[k].default for k in KERNELS}
-    keys = {k: v for k, v in options.model_dump(mode="json").items() if k not in UNHASHED or v != usual.get(k, v)}
+    told = {k: v for k, v in options.model_dump(mode="json").items() if NEWER.get(k, ...) != v}
+    keys = {k: v for k, v in told.items() if k not in UNHASHED or v != usual.get(k, v)}
     return hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _worded(tree: Any) -> bool:
+    """Whether all keys are text, also of what is inside."""
+    if isinstance(tree, Mapping):
+        return all(isinstance(k, str) for k in tree) and all(map(_worded, tree.values()))
+    return all(map(_worded, tree)) if isinstance(tree, list) else True
 
 
 def settings_sha256(path: Path) -> str:
     """Of the keys in a config.yaml, but for those that may be edited there."""
     keys = {k: v for k, v in read_yaml(path).items() if k not in EDITABLE}
+    if not _worded(keys):
+        raise UserError(f"{path} has a key that is no word", "restore the file")
     return hashlib.sha256(json.dumps(keys, sort_keys=True, default=str).encode()).hexdigest()

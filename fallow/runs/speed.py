@@ -16,6 +16,7 @@ from fallow import disk, models
 from fallow.data.views import Views
 from fallow.engine.eager import cores
 from fallow.engine.world import device_of
+from fallow.errors import UserError
 
 BATCHES = {"cpu": (4, 32), "cuda": (256, 256)}  # images; on CUDA as many as the slots of a round have together
 SLOW = 0.25  # seconds of a step after which no larger batch is tried
@@ -93,8 +94,8 @@ def _file() -> Path:
 
 def _read() -> dict[str, list[float]]:
     try:
-        return dict(json.loads(_file().read_text()))
-    except (OSError, ValueError):
+        return dict(json.loads(disk.read(_file())))
+    except (UserError, ValueError, TypeError, RecursionError):
         return {}
 
 

@@ -247,8 +247,8 @@ class Note:
 
     def _all(self) -> Row:
         try:
-            return dict(json.loads(self.file.read_text()))
-        except (OSError, ValueError):
+            return dict(json.loads(disk.read(self.file)))
+        except (UserError, ValueError, TypeError, RecursionError):
             return {}
 
     def read(self) -> Row:

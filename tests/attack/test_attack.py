@@ -86,6 +86,7 @@ def attack(group: str, numbers: range, base: Base, worker: Worker, place: Path) 
             lines = told["err"].strip().splitlines()[-4:]
             done = "\n  ".join([*case.told, f"fallow {' '.join(map(ascii, case.words))}"[:1500], *lines])
             found.append(f"{name} (seed {SEED}): {bad}\n  {done}")
+            print(found[-1], flush=True)  # a long dose (-s) tells each as it is found
         if not ONE:
             shutil.rmtree(here, ignore_errors=True)
     return found

@@ -16,7 +16,7 @@ WANTED = "return (image, label) with a Pillow image, a tensor [C, H, W] or an ar
 
 
 def read(train: Any, test: Any, classes: Sequence[str] | None = None, clients: Sequence[Any] | None = None) -> Parts:
-    training, testing = _split(train, "train", clients), _split(test, "test")
+    training, testing = items(train, "train", clients), items(test, "test")
     if training.images.shape[1:] != testing.images.shape[1:]:
         raise UserError(
             f"train has images of {_shape(training)} and test of {_shape(testing)}", "give both the same transform"
@@ -28,21 +28,22 @@ def read(train: Any, test: Any, classes: Sequence[str] | None = None, clients: S
     return Parts(tuple(map(str, names)), training, testing)
 
 
-def _split(data: Any, where: str, clients: Sequence[Any] | None = None) -> Split:
-    items = [_item(data[index], f"item {index} of {where}") for index in range(len(data))]
-    if not items:
+def items(data: Any, where: str, clients: Sequence[Any] | None = None) -> Split:
+    """All items of a data set, as one part of a source."""
+    found = [_item(data[index], f"item {index} of {where}") for index in range(len(data))]
+    if not found:
         raise UserError(f"the {where} data set is empty", "give one with items")
-    if clients is not None and len(clients) != len(items):
-        raise UserError(f"{where} has {len(items)} items but {len(clients)} clients", "give one client per item")
-    first = items[0][0].shape
-    for index, (image, _) in enumerate(items):
+    if clients is not None and len(clients) != len(found):
+        raise UserError(f"{where} has {len(found)} items but {len(clients)} clients", "give one client per item")
+    first = found[0][0].shape
+    for index, (image, _) in enumerate(found):
         if image.shape != first:
             raise UserError(
                 f"item {index} of {where} has the shape {image.shape} where item 0 has {first}",
                 "bring all to one size in the data set's transform",
             )
-    labels = np.array([label for _, label in items])
-    return split(np.stack([image for image, _ in items]), labels, None if clients is None else [*map(str, clients)])
+    labels = np.array([label for _, label in found])
+    return split(np.stack([image for image, _ in found]), labels, None if clients is None else [*map(str, clients)])
 
 
 def _item(item: Any, where: str) -> tuple[np.ndarray, int]:
@@ -58,7 +59,7 @@ def _item(item: Any, where: str) -> tuple[np.ndarray, int]:
 def _image(image: Any, where: str) -> np.ndarray:
     if hasattr(image, "convert") and hasattr(image, "mode"):
         return array_of(image, 1 if image.mode in GREY else 3)
-    pixels = _bytes(image.numpy(force=True) if isinstance(image, torch.Tensor) else np.asarray(image), where)
+    pixels = as_bytes(image.numpy(force=True) if isinstance(image, torch.Tensor) else np.asarray(image), where)
     if pixels.ndim == 2:
         return pixels[None]
     first_if_tensor = (0, 2) if isinstance(image, torch.Tensor) else (2, 0)
@@ -68,7 +69,8 @@ def _image(image: Any, where: str) -> np.ndarray:
     raise UserError(f"{where} has an image of shape {pixels.shape}", WANTED)
 
 
-def _bytes(pixels: np.ndarray, where: str) -> np.ndarray:
+def as_bytes(pixels: np.ndarray, where: str) -> np.ndarray:
+    """uint8 of bytes, or of real numbers from 0 to 1."""
     if pixels.dtype == np.uint8:
         return pixels
     if pixels.dtype.kind == "f" and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:

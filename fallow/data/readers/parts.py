@@ -27,6 +27,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        known = int((self.labels >= 0).sum())
+        unlabelled = f", {len(self) - known:,} without label" if known < len(self) else ""
+        return f"Split({len(self):,} images of {'x'.join(map(str, self.images.shape[1:]))}{unlabelled})"
+
 
 class Parts(NamedTuple):
     classes: tuple[str, ...]

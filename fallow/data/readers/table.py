@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-
-from fallow.data.readers.holdout import held_out, in_order
-from fallow.data.readers.images import decode
-from fallow.data.readers.parts import UNKNOWN, Parts, split
+from fallow.data.readers.albums import Album, Entry, listed
+from fallow.data.readers.holdout import in_order
+from fallow.data.readers.parts import UNKNOWN
 from fallow.errors import UserError
-from fallow.paths import is_special, user_path
+from fallow.paths import is_special, shown, user_path
 
 COLUMNS = ("file", "label", "client", "split")
 
@@ -26,17 +24,18 @@ class Row:
     test: bool
 
 
-def read(path: Path, size: int | None = None) -> Parts:
+def read(path: Path) -> Album:
     rows, has_clients = _rows(path)
     classes = _classes(rows, path)
     label_of = {name: label for label, name in enumerate(classes)}
-    labels = np.array([label_of.get(row.label, UNKNOWN) for row in rows])
-    testing = np.array([row.test for row in rows])
-    if not testing.any():
-        testing = held_out(labels, [row.file for row in rows], str(path))
-    images = decode([_image(path, row) for row in rows], size)
-    clients = [row.client for row, test in zip(rows, testing) if not test] if has_clients else None
-    return Parts(classes, split(images[~testing], labels[~testing], clients), split(images[testing], labels[testing]))
+    entries = [Entry(_image(path, row), label_of.get(row.label, UNKNOWN), row.client if has_clients else None) for row in rows]
+    train = [entry for entry, row in zip(entries, rows) if not row.test]
+    test = [entry for entry, row in zip(entries, rows) if row.test]
+    album = Album(path, classes, train, test)
+    if not test:
+        album = album.held_out([row.file for row in rows])
+    sites = f"{len(album.sites())} clients ({listed(album.sites())}) with the classes " if has_clients else f"{len(classes)} classes: "
+    return replace(album, said=(f"{shown(path)}: {sites}{listed(classes)}",))
 
 
 def _rows(path: Path) -> tuple[list[Row], bool]:

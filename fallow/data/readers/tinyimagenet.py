@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fallow.data.readers.folders import Listing, decoded, filled
+from fallow.data.readers.albums import Album, Entry
+from fallow.data.readers.folders import filled
 from fallow.data.readers.parts import Parts, damaged, missing
 
 
@@ -12,18 +13,18 @@ def read(folder: Path) -> Parts:
     wnids = [line.strip() for line in _lines(folder / "wnids.txt") if line.strip()]
     if not wnids:
         raise damaged(folder / "wnids.txt", "it names no class")
-    train: Listing = []
+    train: list[Entry] = []
     for label, wnid in enumerate(wnids):
         if not (folder / "train" / wnid).is_dir():
             raise missing(folder / "train" / wnid)
-        train += [(path, label) for path in filled(folder / "train" / wnid)]
-    return decoded(_names(folder, wnids), train, _annotated(folder / "val", wnids), 64, 3)
+        train += [Entry(path, label) for path in filled(folder / "train" / wnid)]
+    return Album(folder, _names(folder, wnids), train, _annotated(folder / "val", wnids)).decoded(64, 3)
 
 
-def _annotated(folder: Path, wnids: list[str]) -> Listing:
+def _annotated(folder: Path, wnids: list[str]) -> list[Entry]:
     annotations = folder / "val_annotations.txt"
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
-    listing: Listing = []
+    listing: list[Entry] = []
     for number, line in enumerate(_lines(annotations), 1):
         file, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0].strip()
@@ -32,7 +33,7 @@ def _annotated(folder: Path, wnids: list[str]) -> Listing:
         path = folder / "images" / file
         if not path.is_file():
             raise missing(path)
-        listing.append((path, label_of[wnid]))
+        listing.append(Entry(path, label_of[wnid]))
     if not listing:
         raise damaged(annotations, "it is empty")
     return listing

@@ -32,6 +32,11 @@ def hard(z: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return label, confidence >= threshold
 
 
+def confidence(z: Tensor) -> Tensor:
+    """The probability of the likeliest class: what `hard` compares with the threshold."""
+    return z.softmax(1).amax(1)
+
+
 def weak_logits(party: Any, shuffled: bool = False, size: int = 250) -> Tensor:
     """The received model's logits of all unlabelled samples, one weak view each, in stored order.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -45,3 +46,8 @@ def kl(target: Tensor, logits: Tensor, form: Divergence = "log-softmax") -> Tens
 def entropy(probabilities: Tensor) -> Tensor:
     """Entropy per sample, in nats."""
     return torch.special.entr(probabilities).sum(1)
+
+
+def certainty(entropies: Tensor, classes: int) -> Tensor:
+    """Entropies as confidences between 0 (even over the classes) and 1 (one class)."""
+    return 1 - entropies / math.log(max(2, classes))

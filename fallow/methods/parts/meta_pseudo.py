@@ -12,7 +12,7 @@ from torch import Tensor
 from fallow.config import key
 from fallow.data.samples import Stream
 from fallow.methods.base import Method, Plan
-from fallow.methods.parts.labelling import hard
+from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy, masked_mean
 
 
@@ -58,7 +58,7 @@ class MetaPseudo(Method):
                 dot = self.reward(s, b, cross_entropy(s.creg(b.u.weak, stats="batch"), yhat))
                 loss = loss + dot * cross_entropy(zt, zt.detach().argmax(1))                    # of its own strong view
                 s.log(reward=dot)
-            s.judge(b.u, yhat, sure)
+            s.judge(b.u, yhat, sure, confidence=confidence(zw.detach()))
         s.descend(loss, s.model, when=None if b.x or sure is None else sure.any())
         s.log(loss=loss)
 

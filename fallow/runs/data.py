@@ -1,0 +1,67 @@
+"""A run's data: read as its settings say, and what they leave to the data to say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fallow import config as configuration
+from fallow.config import Config
+from fallow.data import sources
+from fallow.data.natural import SERVER, given, without_small
+from fallow.data.partitions import parse
+from fallow.data.readers.albums import NOBODY
+from fallow.data.sources import Source
+from fallow.errors import UserError
+from fallow.methods.base import Method
+
+
+def named(options: Config) -> Config:
+    """The settings with `data` in full: `folder:photos` where only `photos` was given."""
+    return options.model_copy(update={"data": sources.in_full(options.data)})
+
+
+def load_source(options: Config, source: Source | None = None, download: bool = False) -> Source:
+    image = options.image
+    read_as = image.size if image.fit == "resize" else None  # files are then resized once, and never held in full size
+    source = source or sources.load(options.data, options.data_dir, download, size=read_as, layout=options.layout)
+    source = sources.fit(source, size=image.size, fit=image.fit, channels=image.channels)
+    height, width = source.train.images.shape[2:]
+    if height != width:
+        raise UserError(f"the images of {source.name} are {height}x{width}, not square", "set image.size, with image.fit=resize or pad")
+    return source
+
+
+def natural_clients(source: Source) -> set[str]:
+    """Who the data says holds its images, the server aside."""
+    return set(source.train.clients or ()) - {SERVER, NOBODY}
+
+
+def completed(method: type[Method], options: Config, source: Source) -> Config:
+    """Fills in what only the data can tell: who its clients are, how many labels by default."""
+    changes: dict[str, Any] = {}
+    said, there = options.model_fields_set, natural_clients(source)
+    if there and not said & {"partition", "unlabelled_partition"}:
+        if "clients" in said and options.clients != len(there):
+            cause = f"clients={options.clients}, but the data of {source.name} lies at {len(there)} sites"
+            raise UserError(cause, "leave clients out, or mix the sites with partition=iid")
+        changes["partition"] = "natural"
+    partition = parse(changes.get("partition", options.partition))
+    if partition.name == "natural" and source.train.clients is not None:
+        clients = given(source.train.clients, len(source.train), partition.options)
+        changes["clients"] = len(without_small(clients, source.train.labels.numpy(), partition.options).names)
+    counted = (options.label_count, options.label_ratio, options.label_per_class)
+    known = bool((source.train.labels >= 0).all())  # where some labels are missing, the others are all used
+    if options.labels != "all" and all(c is None for c in counted) and known:
+        changes["label_ratio"] = 0.05
+    if not changes:
+        return options
+    return configuration.validate(method.Options, options.model_dump() | changes)
+
+
+def sentences(options: Config, source: Source) -> list[str]:
+    """What is to be said of the data: how its files were understood, and who its clients are."""
+    said = list(source.said)
+    if natural_clients(source):
+        natural = parse(options.partition).name == "natural"
+        said.append(f"each of these is a client (partition={options.partition})" if natural else f"they are mixed, clients are made by partition={options.partition}")
+    return ["; ".join([said[0], said.pop()]), *said[1:]] if len(said) > 1 and natural_clients(source) else said
