@@ -584,6 +584,11 @@ def mean_var(net: NetHandle) -> list[float]:
     return [float(net.module[0].running_mean), float(net.module[0].running_var)]  # type: ignore[index]
 
 
+def layerwise(net: NetHandle, parties: list[list[torch.Tensor]], passes: int | str) -> None:
+    norms = statistics.order(net, parties[0][0][:2])
+    statistics.layerwise(net, norms, passes, lambda done, end: [statistics.moments_between(net, norms, done, end, batches) for batches in parties])
+
+
 @torch.no_grad()
 def test_statistics_of_six_numbers() -> None:
     net, first, second = one_norm(), column(1, 2, 3, 4), column(5, 6)
@@ -591,9 +596,9 @@ def test_statistics_of_six_numbers() -> None:
     assert mean_var(net) == pytest.approx([4.0, 1.0833333])
     statistics.cumulative(net, [first])  # I9: that batch's mean and unbiased variance; nothing left of the call before
     assert mean_var(net) == pytest.approx([2.5, 1.6666667])
-    statistics.layerwise(net, [[first, second]], "exact")
+    layerwise(net, [[first, second]], "exact")
     assert mean_var(net) == pytest.approx([3.5, 2.9166667])
-    statistics.layerwise(net, [[first], [second]], 1)
+    layerwise(net, [[first], [second]], 1)
     assert mean_var(net) == pytest.approx([3.5, 2.9166667])
     a, b = statistics.moments_of(first), statistics.moments_of(second)
     assert [a[0], *map(float, a[1:]), b[0], *map(float, b[1:])] == pytest.approx([4, 2.5, 5, 2, 5.5, 0.5])
@@ -611,7 +616,7 @@ def test_pooled_statistics() -> None:
     net = NetHandle(models.build("small-cnn", 10, 1, norm="sbn"), CPU, "static")
 
     def made(parties: list[list[torch.Tensor]], passes: int | str = "exact") -> torch.Tensor:
-        statistics.layerwise(net, parties, passes)
+        layerwise(net, parties, passes)
         return torch.cat([b.flatten() for b in net.module.buffers() if b.is_floating_point()])
 
     whole = made([[x]])

@@ -127,7 +127,7 @@ def moments(party: Asked, done: int, end: int) -> statistics.Found | None:
     rows = statistics.once(party.labelled.rows, party.unlabelled.rows)
     net = party.slot.scratch(party.received["model"])
     shuffled = rows[draws.permutation(key, len(rows)).numpy()]
-    return statistics.moments_between(net, statistics.order(world, net), done, end, statistics.Batches(world, shuffled)) if len(rows) else None
+    return statistics.moments_between(net, statistics.order(net, statistics.example(world)), done, end, statistics.Batches(world, shuffled)) if len(rows) else None
 
 
 QUESTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (gradient, mean_prediction, label_accuracies, moments)}

@@ -39,13 +39,13 @@ def static(world: World, net: NetHandle, state: State, round: int, active: list[
             parties = [p for p, rows in _holdings(world, active).items() if len(rows)]
             if not parties:
                 raise _no_data()
-            layerwise(net, order(world, net), o.sbn_passes, partial(_asked, net, ask, round, parties))
+            layerwise(net, order(net, example(world)), o.sbn_passes, partial(_asked, net, ask, round, parties))
         else:
             batches = Batches(world, data_order(world, active), AT_ONCE if o.sbn == "cumulative" and world.device.type == "cuda" else 1)
             if o.sbn == "cumulative":
                 cumulative(net, batches)
             else:
-                norms = order(world, net)
+                norms = order(net, example(world))
                 layerwise(net, norms, "exact", lambda done, end: [moments_between(net, norms, done, end, batches)])
     return State(state.layout, state.groups | {"statistics": net.flat.groups["statistics"].clone()})
 
@@ -190,11 +190,16 @@ def _norms(net: NetHandle) -> list[_BatchNorm]:
     return [m for m in net.module.modules() if isinstance(m, _BatchNorm)]
 
 
-def order(world: World, net: NetHandle) -> list[_BatchNorm]:
+def example(world: World) -> Tensor:
+    """Two images, of which only the shape counts."""
+    return world.normal(torch.zeros(2, world.source.channels, world.source.size, world.source.size, device=world.device))
+
+
+def order(net: NetHandle, x: Tensor) -> list[_BatchNorm]:
     """Batch norm layers in the order in which a pass comes to them."""
     found: list[_BatchNorm] = []
     handles = [m.register_forward_pre_hook(lambda m, _: found.append(m)) for m in _norms(net)]
-    net(world.normal(torch.zeros(2, world.source.channels, world.source.size, world.source.size, device=world.device)), stats="batch")
+    net(x, stats="batch")
     for h in handles:
         h.remove()
     return list(dict.fromkeys(found))
