@@ -8,23 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fallow import helping
 from fallow.config import KINDS, Config, Section, described, validate
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
 
 PAGE = Path(__file__).with_name("keys.md")
 SCENARIOS = ("server", "clients", "some", "all")
-
-GROUPS = {  # first key of each group, in the order of fallow/config.py
-    "method": "Method",
-    "data": "Data and model",
-    "labels": "Federation",
-    "rounds": "Work of a round",
-    "optimizer": "Optimisers, weights, batch norm",
-    "labeller": "Parts: labelling, averaging",
-    "device": "Machine, evaluation, checkpoints",
-    "measure": "Measuring",
-}
 
 HEAD = """# Keys
 
@@ -67,13 +57,8 @@ def sections() -> list[str]:
 
 
 def common() -> list[str]:
-    """A table per group of common keys."""
-    groups: dict[str, list[tuple[str, ...]]] = {}
-    title = ""
-    for row in described(Config):
-        title = GROUPS.get(row[0], title)
-        groups.setdefault(title, []).append(row)
-    return [f"## {title}\n\n{table(rows, Config)}" for title, rows in groups.items()]
+    """A table per section of common keys."""
+    return [f"## {title}\n\n{table(rows, Config)}" for title, rows in helping.sections(described(Config)).items()]
 
 
 def of_method(name: str, method: type[Method]) -> str:

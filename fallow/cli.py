@@ -9,20 +9,27 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.text import Text
 
-from fallow import said
+from fallow import flags, said, targets
 from fallow.errors import UserError
 from fallow.said import Speaker
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 silent = os.environ.get("RANK", "0") != "0"  # under torchrun rank 0 speaks for all
 console = Speaker(quiet=silent)
 if not console.is_terminal:
     console = Speaker(width=200, quiet=silent)  # a file or a pipe has no edge to wrap at
 debug = False
 
-Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False)]
+
+
+def _complete(ctx: typer.Context, incomplete: str) -> list[str]:
+    from fallow import completion
+
+    return completion.words(list(ctx.params.get("words") or ()), incomplete)
+
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]...", show_default=False, autocompletion=_complete)]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that Fallow did not make.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
@@ -37,7 +44,8 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")  # file names may hold bytes that are no text
     try:
         _check_words(sys.argv[1:])
-        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)  # typer's own word for Ctrl-C is 130
+        words = flags.understood(sys.argv[1:] or ["--help"], typer.main.get_command(app))
+        code = app(words, standalone_mode=False)  # typer's own word for Ctrl-C is 130
         said.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except UserError as e:
@@ -94,8 +102,19 @@ def _too_much(error: BaseException) -> UserError | None:
     return None
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from fallow import __version__
+
+        console.say(f"fallow {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def common(show: Annotated[bool, typer.Option("--debug", help="Show the traceback of a user's mistake.")] = False) -> None:
+def common(
+    show: Annotated[bool, typer.Option("--debug", help="Show the traceback of a user's mistake.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_version)] = False,
+) -> None:
     """Federated semi-supervised learning: one model over many clients when almost none of the data has labels."""
     global debug
     debug = show
@@ -111,33 +130,68 @@ def run(
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
     trust: Trust = False,
+    jobs: Annotated[int | None, typer.Option(help="Of a grid: runs at a time at most (default: as the machine allows).", min=1)] = None,
     show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
 ) -> None:
-    """Train: `fallow run`, `fallow run method=semifl data=cifar10`, `fallow run RECIPE key=value`."""
+    """Train a federation.
+
+    For example `fallow run`, `fallow run method=semifl data=cifar10`, `fallow run RECIPE key=value`.
+
+    A key with several values makes a grid: `method=fedavg,fixmatch seed=0,1,2` is six runs, of which those are made that are missing.
+    """
     recipe, keys = _words(words)
     if show_help:
         _print_keys(recipe, keys, trust)
         return
     from fallow import runs
     from fallow.progress import Bar
+    from fallow.runs import sweep
     from fallow.runs.interrupts import stopping
 
     if data_dir:
         keys["data_dir"] = data_dir
+    if grid := sweep.grid(recipe, keys):
+        if stop_after is not None:
+            raise UserError("--stop-after is for one run, and these keys ask for several", "leave it out; Ctrl-C stops all, and the same command goes on")
+        _sweep(sweep.plan(recipe, grid, Path(out), name, download, trust), jobs, quiet)
+        return
     with stopping(), Bar(console, quiet) as bar:
         result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
     _print_result(result, quiet)
+
+
+def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
+    """Makes the runs of a grid and prints their table."""
+    from fallow.board import Board
+    from fallow.report.comparison import compared
+    from fallow.runs import sweep
+    from fallow.runs.interrupts import stopping
+
+    for sentence in [planned.about(), *planned.notes]:
+        console.say(sentence)
+    with stopping(), Board(console, quiet) as board:
+        failures = sweep.run(planned, board, board.watch, jobs)
+    failed = [failure.job.path for failure in failures]
+    if there := [job.path for job in planned.jobs if job.path not in failed]:
+        console.print()
+        _print_comparison(compared(there))
+    if failures:
+        console.say(f"{len(failures)} of {len(planned.jobs)} runs failed: {', '.join(failure.job.name for failure in failures)}")
+        raise typer.Exit(1)
 
 
 @app.command()
 def resume(
     path: Annotated[str, typer.Argument(metavar="RUN")],
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
     trust: Trust = False,
     anyway: Annotated[bool, typer.Option("--anyway", help="Go on although data, settings or own code have changed.")] = False,
 ) -> None:
-    """Go on with a run that was stopped or killed, to the same end as if it had not been."""
+    """Go on with a run that was stopped or killed.
+
+    It comes to the same end as if it had not been.
+    """
     from fallow import runs
     from fallow.progress import Bar
     from fallow.runs.interrupts import stopping
@@ -149,9 +203,15 @@ def resume(
     _print_result(result, quiet)
 
 
+def _kinds() -> list[str]:
+    from fallow.listing import KINDS
+
+    return list(KINDS)
+
+
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|recipes|views|figures")],
+    what: Annotated[str, typer.Argument(metavar="methods|datasets|models|partitions|recipes|views|figures", autocompletion=_kinds)],
     data_dir: DataDir = None,
     no_time: Annotated[bool, typer.Option("--no-time", help="Recipes without the time they take on this machine.")] = False,
 ) -> None:
@@ -177,8 +237,11 @@ def split(
     force: Force = False,
     trust: Trust = False,
 ) -> None:
-    """Who holds what: print the federation of these settings and draw its picture."""
-    from fallow import disk, runs, targets
+    """Show who holds what: a table and a picture.
+
+    The federation is that of a run with these settings.
+    """
+    from fallow import disk, runs
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
     from fallow.runs.data import sentences
@@ -210,11 +273,53 @@ def split(
 
 
 @app.command()
-def compare(paths: Annotated[list[str], typer.Argument(metavar="RUN...")]) -> None:
-    """Runs side by side."""
-    from fallow.listing import compared
+def compare(
+    paths: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs below them.")],
+    statistic: Annotated[str, typer.Option(help="last, best, mean_last_10, or another number of the summaries.")] = "last",
+    rows: Annotated[str | None, typer.Option(help="Keys that tell rows apart, commas between (default: by what differs).")] = None,
+    columns: Annotated[str | None, typer.Option(help="Keys that tell columns apart.")] = None,
+    against: Annotated[str | None, typer.Option(help="The row that differences are to (default: FedAvg, or the first).")] = None,
+    out: Annotated[str | None, typer.Option("--out", "-o", help="File for the table: .md, .csv or .tex.")] = None,
+    format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
+    force: Force = False,
+) -> None:
+    """Compare runs, and methods over their seeds.
 
-    console.rows(compared(paths))
+    Runs side by side, and methods by settings: mean and standard deviation over seeds.
+    """
+    from fallow.listing import LONGEST, run_rows
+    from fallow.report import written
+    from fallow.report.comparison import compared
+
+    form = written.format_of(format, Path(out) if out else None)
+    if out:
+        targets.file(Path(out), "compare", force)
+    listed = run_rows(paths)
+    if 1 < len(listed) <= LONGEST + 1 and (out or not form):
+        console.rows(listed)
+        if len(listed) == 2 and not out:
+            return
+        console.print()
+    found = compared(paths, statistic, _list(rows), _list(columns), against)
+    if form and not out:
+        console.print(written.FORMATS[form](found), soft_wrap=True, end="")
+        return
+    _print_comparison(found)
+    if form and out:
+        written.write(written.FORMATS[form](found), Path(out), force)
+        console.say(f"written: {out}")
+
+
+def _print_comparison(found: Any) -> None:
+    from fallow.report import written
+
+    console.say(found.caption())
+    console.rows(written.printed(found))
+    if gaps := written.differences(found):
+        console.print()
+        console.rows(gaps)
+    for sentence in found.below():
+        console.say(sentence.replace("Marked", "Marked *", 1))
 
 
 @app.command()
@@ -232,7 +337,10 @@ def table(
     data_dir: DataDir = None,
     download: Download = False,
 ) -> None:
-    """Run a paper's table and print it beside the published figures; what is finished is not run again."""
+    """Run a paper's table, beside the published figures.
+
+    What is finished is not run again.
+    """
     from fallow.report import grid
     from fallow.report.table import Table as Printed
 
@@ -262,7 +370,10 @@ def report(
     out: Annotated[str, typer.Option("--out", "-o", help="File for the page.")] = "report.html",
     force: Force = False,
 ) -> None:
-    """One page about runs to look at in a browser; it needs no network."""
+    """Write one page about runs, for a browser.
+
+    It needs no network.
+    """
     from fallow.report import page
 
     path, runs = page.write(paths, out, force)
@@ -274,7 +385,10 @@ def watch(
     paths: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs below them.")],
     port: Annotated[int | None, typer.Option(help="Port on this machine (default: a free one).", min=1, max=65535)] = None,
 ) -> None:
-    """The same page while runs go on, for a browser on this machine; Ctrl-C ends it."""
+    """Show that page while runs go on.
+
+    It is for a browser on this machine; Ctrl-C ends it.
+    """
     from fallow.report.watch import Watch
 
     with Watch(paths, port) as server:
@@ -291,7 +405,10 @@ def export(
     force: Force = False,
     trust: Trust = False,
 ) -> None:
-    """The trained model with a model card: weights, and graphs that need no Fallow."""
+    """Write the trained model with a model card.
+
+    Weights, and graphs that need no Fallow.
+    """
     from fallow.export import export
 
     done = export(run, out, format, force, trust=trust, best=best)
@@ -303,20 +420,28 @@ def export(
 @app.command()
 def predict(
     run: Annotated[str, typer.Argument(metavar="RUN")],
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Images, in folders or not.")],
+    folder: Annotated[str, typer.Argument(metavar="IMAGES", help="A folder of images, in folders or not; or one image.")],
     out: Annotated[str, typer.Option("--out", "-o", help="The CSV.")] = "predictions.csv",
     probabilities: Annotated[bool, typer.Option("--probabilities", help="A column per class as well.")] = False,
     batch: Annotated[int | None, typer.Option(help="Images per batch (default: the run's eval_batch).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
     best: BestRound = False,
     force: Force = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Label a folder of images with a run's model and write a CSV."""
+    """Label images with a run's model.
+
+    Of a folder a CSV is written; of one image the classes are printed, the likeliest first.
+    """
     from fallow.export.predict import predict
     from fallow.progress import Files
 
+    if not Path(folder).is_dir() and Path(folder).suffix:
+        from fallow.export.labelling import told
+
+        console.rows(told(folder, run, device, trust, best))
+        return
     with Files(console, quiet) as tell:
         done = predict(run, folder, out, probabilities=probabilities, batch=batch, device=device, tell=tell, force=force, trust=trust, best=best)
     if done.by_batch:
@@ -336,7 +461,10 @@ def figure(
     parts: Annotated[str | None, typer.Option(help="Of bias and diversity: which, commas between.")] = None,
     force: Force = False,
 ) -> None:
-    """A figure for a paper; runs that differ only in their seed are one line with a band."""
+    """Draw a figure for a paper.
+
+    Runs that differ only in their seed are one line with a band.
+    """
     from fallow.report.figures import figure
 
     caption = figure(name, paths, out, width=width, names=_list(names), parts=_list(parts), force=force)
@@ -362,15 +490,12 @@ def _words(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
 
 
 def _print_keys(recipe: str | None, keys: dict[str, Any], trust: bool) -> None:
-    from fallow.config import described
+    from fallow import helping
     from fallow.runs import settings
 
-    console.print("usage: fallow run [RECIPE] [KEY=VALUE]... [--data-dir DIR] [--download] [--out DIR] [--name NAME]")
-    console.print("                  [--stop-after N] [--quiet] [--trust]\n")
     method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys, trust)
-    about = (method.__doc__ or "").strip().partition("\n")[0]
-    console.print(Text.assemble("Keys of method ", (said.printable(options.method), "bold"), f" ({said.printable(about)})\n"))
-    console.rows([("key", "default", "symbol", "takes", "meaning"), *described(method.Options)])
+    command: Any = typer.main.get_command(app)
+    console.print(helping.run(command.commands["run"], method, options.method), soft_wrap=True)
 
 
 def _print_result(result: Any, quiet: bool = False) -> None:

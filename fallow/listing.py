@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from fallow.errors import UserError, suggest
 
@@ -62,7 +62,7 @@ def _partitions() -> Rows:
 
 def _recipes() -> Rows:
     from fallow.config import read_yaml
-    from fallow.runs.settings import recipes
+    from fallow.names import recipes
 
     return [("recipe", "what"), *[(n, str(read_yaml(p).get("about", ""))) for n, p in recipes().items()]]
 
@@ -85,10 +85,25 @@ def _recipes_with_times() -> Rows:
     return out
 
 
+VIEWS = {
+    "plain": ("normalised only", "tests"),
+    "weak": ("mirrored or not, cropped after reflect padding by an eighth", "all but FedMatch"),
+    "weak-zero-cutout": ("mirrored or not, cropped after zero padding, half-sided Cutout", "FedDure's labelled images"),
+    "ra-mc": ("weak, 2 of 14 ops each with p = 1/2 at a level of 1 to 9, Cutout", "the default; FedDure, FedRGD"),
+    "ra-semifl": ("weak, 2 of 15 ops each with p = 1/2 at full strength", "SemiFL, FedDB"),
+    "ra-semifl-scaled": ("ra-semifl with Cutout and translations in proportion to the image", "new studies"),
+    "ra-torchvision": ("weak, 2 of 14 ops at magnitude 9 of 30", "FedLoKe"),
+    "ra-torchvision-tensor": ("the same with torchvision's tensor arithmetic", "FedLoKe, to the letter"),
+    "ra-fedmatch": ("6 of 13 ops at small levels, neither mirrored nor cropped", "FedMatch"),
+    "ra-usb": ("weak, 3 of 14 ops at continuous levels, Cutout of up to half the side", "USB, TorchSSL"),
+    "ra-fixmatch": ("weak, 2 of 14 ops each with p = 1/2, grey outside, clipped Cutout", "FixMatch's own code"),
+}
+
+
 def _views() -> Rows:
     from fallow.data.views import view_names
 
-    return [("view",), *[(v,) for v in view_names()]]
+    return [("view", "what it does to an image", "used by"), *[(name, *VIEWS.get(name, ("", ""))) for name in view_names()]]
 
 
 def _figures() -> Rows:
@@ -97,20 +112,30 @@ def _figures() -> Rows:
     return [("figure", "what"), *described()]
 
 
-def compared(paths: list[str]) -> Rows:
-    """Runs side by side: what they are, where they ended."""
+LONGEST = 24  # runs that are listed one by one
+
+
+def run_rows(paths: list[str]) -> Rows:
+    """Runs side by side: what they are, where they ended. What cannot be read is left to who takes means."""
+    from fallow.report.reading import found
     from fallow.runs import load_result
 
     out: Rows = [("run", "method", "data", "labels", "seed", "rounds", "last %", "best %", "labelled %", "s/round")]
-    for path in paths:
-        if len(paths) > 1 and Path(path).is_dir() and not (Path(path) / "summary.json").is_file():
-            continue  # `runs/*` may hold other folders, and runs that are still going on
-        result = load_result(path)
-        s, o, last = result.summary, result.config, (result.metrics or [{}])[-1]
-        ratio = last.get("label_ratio")
-        out.append((
-            str(result.path), s["method"], s["data"], o.labels, str(s["seed"]), str(s["rounds"]),
-            "" if s["last"] is None else f"{100 * s['last']:.2f}", "" if s["best"] is None else f"{100 * s['best']:.2f}",
-            "" if ratio is None else f"{100 * ratio:.0f}", f"{s['seconds_per_round']:.2f}",
-        ))  # fmt: skip
+    there = found(paths)
+    for path in there:
+        try:
+            out.append(_run_row(load_result(path)))
+        except UserError:
+            if len(there) == 1:
+                raise
     return out
+
+
+def _run_row(result: Any) -> tuple[str, ...]:
+    s, o, last = result.summary, result.config, (result.metrics or [{}])[-1]
+    ratio = last.get("label_ratio")
+    return (
+        str(result.path), s["method"], s["data"], o.labels, str(s["seed"]), str(s["rounds"]),
+        "" if s["last"] is None else f"{100 * s['last']:.2f}", "" if s["best"] is None else f"{100 * s['best']:.2f}",
+        "" if ratio is None else f"{100 * ratio:.0f}", f"{s['seconds_per_round']:.2f}",
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from fallow.data import validation
 from fallow.engine import ranks
+from fallow.runs.automatic import amounts
 from fallow.runs.data import sentences
 from fallow.said import Speaker
 
@@ -50,6 +51,7 @@ class Bar:
                 for sentence in sentences(what.options, what.source):
                     self.console.say(sentence)
                 self.console.say(headline(what))
+                self.console.say(amounts(what.options, what.federation))
                 for sentence in validation.sentences(what.federation):
                     self.console.say(sentence)
         elif event == "round" and self._task is not None:

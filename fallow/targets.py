@@ -101,6 +101,11 @@ def _table(path: Path) -> bool:
     return b": test accuracy in %, " in first or first.startswith(b"paper,table,data,setting,method,statistic,")
 
 
+def _comparison(path: Path) -> bool:
+    head = _head(path)
+    return b"Fallow compare" in head or head.startswith(b"row,column,statistic,mean,std,n,seeds,best,")
+
+
 def _export(path: Path) -> bool:
     front = re.match(rb"---\n(.*?)\n---\n", _head(path / "README.md"), re.DOTALL)
     return front is not None and b"library_name: fallow" in front[1]
@@ -124,6 +129,7 @@ MAKERS: dict[str, Callable[[Path], bool]] = {
     "report": _page,
     "predict": _predictions,
     "table": _table,
+    "compare": _comparison,
     "export": _export,
     "figure": _picture("figure"),
     "split": _picture("split"),

@@ -24,7 +24,8 @@ def test_run(fallow_cli: Any) -> None:
     lines = told.out.splitlines()
     assert told.code == 0 and not told.err
     assert lines[0].startswith("fixmatch on few-digits: 4 clients (2 a round), 40 labelled and 200 unlabelled images, small-cnn on cpu; run runs/")
-    assert lines[1].startswith("round 1/2  accuracy ") and lines[2].startswith("round 2/2  accuracy ")
+    assert lines[1].startswith("2 rounds of 2 steps of 8 + 48 images, lr 0.1 (cosine)")
+    assert lines[2].startswith("round 1/2  accuracy ") and lines[3].startswith("round 2/2  accuracy ")
     path = Path(lines[-1].removeprefix("run: "))
     assert path == Path("runs/fixmatch-few-digits-seed0")
     assert {p.name for p in path.iterdir()} >= {"config.yaml", "federation.npz", "metrics.jsonl", "checkpoint", "model.safetensors", "summary.json"}
@@ -68,7 +69,8 @@ def test_help_lists_a_methods_keys(name: str, fallow_cli: Any) -> None:
     told = fallow_cli("run", f"method={name}", "--help", *(["labels=server"] if find(name).scenarios == {"server"} else []))
     assert told.code == 0 and f"Keys of method {name}" in told.out
     shown = {line.split()[0] for line in told.out.splitlines() if line.strip()}
-    assert set(find(name).Options.model_fields) <= shown
+    fields = find(name).Options.model_fields
+    assert set(fields) - {"image", "augment"} <= shown and {"image.size", "augment.strong"} <= shown
 
 
 def test_help(fallow_cli: Any) -> None:
@@ -113,11 +115,13 @@ def test_compare(fallow_cli: Any) -> None:
     for name, seed in (("a", 0), ("b", 1)):
         assert fallow_cli("run", *WORDS, f"seed={seed}", "--name", name, "--quiet").code == 0
     told = fallow_cli("compare", "runs/a", "b")
-    title, one, other = told.out.splitlines()
+    (title, one, other), table = (part.splitlines() for part in told.out.split("\n\n"))
     assert title.split()[:6] == ["run", "method", "data", "labels", "seed", "rounds"]
     best = fallow.load("runs/a").summary["best"]
     assert one.split()[:6] == ["runs/a", "fixmatch", "few-digits", "clients", "0", "2"] and f"{100 * best:.2f}" in one
     assert other.split()[0] == "runs/b" and other.split()[4] == "1"
+    assert table[0].endswith("over 2 seeds") and table[2].startswith("FixMatch  ")
+    assert len(fallow_cli("compare", "runs/a").out.splitlines()) == 2  # one run is no table
 
 
 def test_importing_fallow_is_light() -> None:

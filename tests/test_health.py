@@ -47,6 +47,7 @@ def test_at_chance() -> None:
     assert found.since == 1 and found.sentence == "test accuracy stands at chance, 9.0 % with 10 classes, after 3 of 20 rounds"
     assert kinds(run_of(0.10, 0.129, 0.09)) == []  # 0.129 is above it
     assert kinds(run_of(0.10, 0.10)) == []  # too early
+    assert kinds(stuck, replace(TEN, rounds=5)) == ["chance"] and kinds(stuck, replace(TEN, rounds=4)) == []  # a trial
     assert kinds(run_of(0.10, 0.10, 0.10, 0.10), replace(TEN, rounds=100)) == []  # a tenth of them are ten
     assert kinds(run_of(*[0.1] * 10), replace(TEN, rounds=100)) == ["chance"]
     assert kinds(run_of(0.3, 0.3, 0.1, 0.1, 0.1))[0] == "chance"
@@ -73,10 +74,12 @@ def test_nothing_is_accepted() -> None:
     # 5 or fewer of 100 reach a level: 2 reach 0.6, 7 reach 0.55; 22 reach 0.45, 12 reach 0.5
     assert found.sentence == "no pseudo-label has been accepted since round 1, so the unlabelled images do nothing (threshold=0.95): 98 % of the confidences are below 0.6"
     assert found.remedy == "threshold=0.45 would accept 22 %, of all labels 50 % are right"
+    half = findings([r | {"label_accuracy_all": 0.3} for r in none], TEN)[0].remedy
+    assert half.startswith("train longer on the labels first") and half.endswith("(threshold=0.45 would accept 22 %, but of all labels 30 % are right)")
     wrong = findings([r | {"label_accuracy_all": 0.15} for r in none], TEN)[0].remedy
-    assert wrong == "only 15.0 % of its labels would be right, so train longer on the labels first, with more steps a round or more labels"
+    assert wrong == "train longer on the labels first, with more steps a round or more labels (only 15.0 % of its labels would be right)"
     flat = [0, 0, 100, *[0] * 17]  # nobody is surer than 0.15
-    assert findings([r | {"label_confidences": flat} for r in none], TEN)[0].remedy.startswith("none is sure of anything yet")
+    assert findings([r | {"label_confidences": flat} for r in none], TEN)[0].remedy.endswith("(no label is sure yet)")
     assert kinds([*none[:-1], none[-1] | {"label_ratio": 0.001}]) == []
     assert kinds(none, replace(TEN, value=1.1)) == []  # a bound that is never reached is meant so
     assert kinds(run_of(*[0.3] * 6, label_ratio=None)) == []  # labels alone

@@ -18,7 +18,7 @@ from fallow.errors import UserError
 from fallow.export.inputs import Inputs
 from fallow.export.predict import Predictor
 from fallow.paths import user_path
-from fallow.runs.result import Result
+from fallow.runs import Result, load_result
 
 WANTED = "give an image or several: uint8 arrays or tensors, Pillow images, or paths"
 
@@ -104,9 +104,9 @@ def _from_arrays(pixels: np.ndarray, inputs: Inputs) -> Tensor:
     return fitted(coloured, inputs.size, inputs.fit, inputs.channels, "the images")
 
 
-def told(file: str | Path, result: Result, device: str = "auto", best: bool = False) -> list[tuple[str, str]]:
+def told(file: str | Path, run: str | Path, device: str = "auto", trust: bool = False, best: bool = False) -> list[tuple[str, ...]]:
     """A title row, and for each class its probability, the likeliest first; of one file."""
-    path = user_path(file)
+    path, result = user_path(file), load_result(run, trust)
     if path.is_file() and not is_image(path):
         raise UserError(f"{path} is no image by its name", "give a PNG, JPEG or other image file")
     found = label(result, path, device, best=best)

@@ -7,18 +7,7 @@ import importlib
 from fallow import own
 from fallow.errors import UserError, suggest
 from fallow.methods.base import Method
-
-REGISTERED: dict[str, str] = {
-    "fedavg": "fallow.methods.fedavg:FedAvg",
-    "fedprox": "fallow.methods.fedavg:FedProx",
-    "fixmatch": "fallow.methods.fixmatch:FixMatch",
-    "uda": "fallow.methods.fixmatch:UDA",
-    "semifl": "fallow.methods.semifl:SemiFL",
-    "feddb": "fallow.methods.feddb:FedDB",
-    "fedrgd": "fallow.methods.fedrgd:FedRGD",
-    "fedloke": "fallow.methods.fedloke:FedLoKe",
-    "feddure": "fallow.methods.feddure:FedDure",
-}
+from fallow.names import METHODS as REGISTERED
 
 
 def find(name: str) -> type[Method]:

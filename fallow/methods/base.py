@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fallow.config import Config, with_defaults
 from fallow.methods.parts.averaging import Averager
 from fallow.methods.parts.dma import DMA
+from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.grouping import Grouping
 from fallow.methods.parts.losses import cross_entropy
 from fallow.methods.plan import Plan
@@ -142,6 +143,11 @@ class Method:
     def scenario_defaults(cls, labels: str) -> dict[str, Any]:
         """Keys whose default depends on where labels are."""
         return {}
+
+    @classmethod
+    def automatic(cls, facts: Facts) -> dict[str, Any]:
+        """Values for keys that nobody gave, from what is there; where the method has its own default, that stays."""
+        return {k: v for k, v in common(facts).items() if cls.Options.model_fields[k].default == Config.model_fields[k].default}
 
     @classmethod
     def refuse(cls, options: Config) -> str | None:

@@ -11,6 +11,7 @@ import torch
 from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Update, Value
 from fallow.methods.parts.dma import mean_prediction
+from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.labelling import confidence, cuts, debiased, hard, weak_logits
 from fallow.methods.parts.losses import Reduction, cross_entropy
 
@@ -62,6 +63,11 @@ class FedDB(Method):
         if options.full_batch_chunk and options.passes == "joint":
             return "full_batch_chunk cuts the accepted samples, passes=joint joins them with the labelled ones; use one of the two"
         return None
+
+    @classmethod
+    def automatic(cls, facts: Facts) -> dict[str, Any]:
+        """Whole sets as batches make one step an epoch; these make as many as everybody's."""
+        return super().automatic(facts) | {"threshold": facts.threshold, "batch": facts.unlabelled_batch}
 
     def holds(self) -> dict[str, Net | Value]:
         return {"model": Net(), "prior": Value(self.classes, start=1 / self.classes)}

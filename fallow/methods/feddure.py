@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fallow.config import key
 from fallow.methods.base import Net, Plan, Value
 from fallow.methods.parts.batching import paired
+from fallow.methods.parts.fitting import work
 from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy
 from fallow.methods.parts.meta_pseudo import MetaPseudo
@@ -63,6 +64,12 @@ class FedDure(MetaPseudo):
         freg_optimizer_state: Literal["reset", "keep"] = key("reset", "F-reg's optimiser: new each round, or kept")
         freg_lr: float | None = key(None, "F-reg's learning rate (default: lr)", "eta_w", gt=0)
         labelled_tail: Literal["keep", "wrap"] = key("keep", "last labelled batch of a pass: smaller, or filled from its start")
+
+    @classmethod
+    def automatic(cls, facts: Any) -> dict[str, Any]:
+        """The released loop has its own schedule."""
+        schedule = {} if facts.o.loop == "regulators" else {"schedule": "constant"}
+        return super().automatic(facts) | work(facts) | {"threshold": facts.threshold} | schedule
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:

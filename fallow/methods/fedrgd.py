@@ -13,6 +13,7 @@ from fallow.methods.base import Plan
 from fallow.methods.fixmatch import FixMatch
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
+from fallow.methods.parts.fitting import Facts, work
 from fallow.models import default_norm
 
 
@@ -56,6 +57,10 @@ class FedRGD(FixMatch):
     @classmethod
     def scenario_defaults(cls, labels: str) -> dict[str, Any]:
         return {"statistics": "server"} if labels == "server" else {}
+
+    @classmethod
+    def automatic(cls, facts: Facts) -> dict[str, Any]:
+        return super().automatic(facts) | work(facts)
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:

@@ -11,6 +11,7 @@ from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Value
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
+from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.losses import Reduction, ce, cross_entropy, kl, masked_mean
 
 Empty = Literal["skip", "take"]
@@ -34,6 +35,10 @@ class FixMatch(Method):
     @classmethod
     def scenario_defaults(cls, labels: str) -> dict[str, Any]:
         return {"weights": "uniform"} if labels == "server" else {}  # a server with few samples is one more party (6.9)
+
+    @classmethod
+    def automatic(cls, facts: Facts) -> dict[str, Any]:
+        return super().automatic(facts) | {"threshold": facts.threshold}
 
     def holds(self) -> dict[str, Net | Value]:
         return {"model": Net()} | labelling.holds(self.o, self.classes)

@@ -9,6 +9,7 @@ import torch
 from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Value
 from fallow.methods.parts import labelling
+from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.losses import cross_entropy
 
 FULL = 64  # whole sets are filled up to a multiple of this, so that few batch sizes occur
@@ -44,6 +45,13 @@ class SemiFL(Method):
     @classmethod
     def scenario_defaults(cls, labels: str) -> dict[str, Any]:
         return {} if labels == "server" else {"statistics": "batch"}
+
+    @classmethod
+    def automatic(cls, facts: Facts) -> dict[str, Any]:
+        """A batch is of accepted images, and of as many labelled ones where a client has both."""
+        batch = facts.unlabelled_batch
+        server = {"server_batch": facts.batch} if facts.o.labels == "server" else {}
+        return super().automatic(facts) | {"threshold": facts.threshold, "batch": batch} | server
 
     def holds(self) -> dict[str, Net | Value]:
         return {"model": Net()} | labelling.holds(self.o, self.classes)

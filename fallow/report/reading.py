@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +17,9 @@ from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.paths import user_path
 from fallow.report.cells import BESIDE, Place, places
-from fallow.runs.folder import Row, RunFolder
+from fallow.runs.folder import Row, RunFolder, runs_below
 from fallow.runs.settings import UNHASHED, Keys
+from fallow.runs.warned import stored
 
 ROUNDS, VECTOR_ROUNDS, CLIENTS = 1000, 60, 400  # drawn at most, of each run and federation
 LARGEST = sys.float_info.max
@@ -32,9 +32,9 @@ def found(paths: Iterable[str | Path]) -> list[Path]:
     """The runs of these folders; a folder that is no run but has some below it stands for all of them."""
     out: dict[Path, Path] = {}
     named = [user_path(p) for p in paths]
-    given = [p if p.exists() or len(p.parts) > 1 else Path("runs") / p for p in named]
+    given = [p if p.exists() or len(p.parts) > 1 or not (Path("runs") / p).exists() else Path("runs") / p for p in named]
     for path in given:
-        below = [*_below(path)]
+        below = [*runs_below(path)]
         if not below and (len(given) == 1 or not path.exists()):  # `runs/*` may hold other things
             below = [RunFolder.existing(path).path]
         for run in below:
@@ -42,15 +42,6 @@ def found(paths: Iterable[str | Path]) -> list[Path]:
     if not out:
         raise UserError("none of these folders is a run", "give folders of runs, such as runs/NAME")
     return list(out.values())
-
-
-def _below(path: Path) -> Iterator[Path]:
-    """The runs in a folder, itself or deeper, by name; inside a run there are no others."""
-    for where, folders, files in os.walk(path):
-        folders.sort()
-        if {"config.yaml", "metrics.jsonl"} <= set(files):
-            folders.clear()
-            yield Path(where)
 
 
 @dataclass
@@ -92,7 +83,7 @@ class Run:
     @property
     def status(self) -> str:
         """What the summary says, if it is of the last round; else the run goes on, or was killed."""
-        return str(self.summary.get("status")) if self.summary.get("rounds") == self.done else "running"
+        return str(self.summary.get("status")) if self.summary.get("rounds", self.done) == self.done and self.summary else "running"
 
     def scores(self) -> list[tuple[float, int]]:
         return [(r["accuracy"], r["round"]) for r in self.rows if finite(r.get("accuracy"))]
@@ -101,6 +92,67 @@ class Run:
     def family(self) -> str:
         """Equal for runs that differ only in seed, or in what does not change a result."""
         return json.dumps({k: v for k, v in completed(self.config).items() if k not in UNHASHED | {"seed"}}, sort_keys=True, default=str)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Finished runs, one for each seed of the same settings, and sentences about those that are left out."""
+
+    runs: list[Run]
+    notes: list[str]
+
+
+def gathered(paths: Iterable[str | Path]) -> Gathered:
+    """The runs that count: who takes a mean over seeds takes it over these."""
+    runs, notes = readable(paths)
+    counted = counting(runs, notes)
+    if not counted.runs:
+        raise UserError(f"none of these runs is finished, {runs[0].path} for one", f"go on with it by `fallow resume {runs[0].path}`, or wait for it")
+    return counted
+
+
+def readable(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be read, and a sentence about the others; a damaged run costs no other run."""
+    runs, complaints = [], []
+    for path in found(paths):
+        try:
+            runs.append(Run.at(path))
+        except UserError as e:
+            complaints.append(e)
+    if not runs and complaints:
+        raise complaints[0]
+    return runs, [f"Left out: {e.cause}." for e in complaints]
+
+
+def counting(runs: Sequence[Run], notes: Sequence[str] = (), going: bool = False, alone: bool = False) -> Gathered:
+    """Of these runs the finished ones, each seed of the same settings once.
+
+    With `going` those that go on count as well, and with `alone` those that did not end, where no other has their settings.
+    """
+    ended = {run.family for run in runs if run.status == "finished"}
+    kept: dict[tuple[str, int], Run] = {}
+    same, other, cut = list[str](), list[str](), list[str]()
+    for run in sorted(runs, key=lambda run: run.status != "finished"):  # a finished run before one of the same seed that is not
+        if run.status != "finished" and not (going and run.status == "running") and not (alone and run.family not in ended):
+            cut.append(f"{run.path} ({run.status}, round {run.done} of {run.config.get('rounds', '?')})")
+            continue
+        first = kept.setdefault((run.family, run.seed), run)
+        if first is not run:
+            alike = run.done == first.done and [s for s, _ in run.scores()[-1:]] == [s for s, _ in first.scores()[-1:]]
+            (same if alike else other).append(f"{run.path} ({'as' if alike else 'unlike'} {first.path})")
+    told = list(notes)
+    if cut:
+        told.append(f"Left out, not finished: {_listed(cut)}.")
+    if same:
+        told.append(f"The same settings and seed again count once: {_listed(same)}.")
+    if other:
+        told.append(f"The same settings and seed again, with another result; the first counts: {_listed(other)}.")
+    chosen = {id(run) for run in kept.values()}
+    return Gathered([run for run in runs if id(run) in chosen], told)
+
+
+def _listed(words: Sequence[str], most: int = 6) -> str:
+    return "; ".join(words[:most]) + (f"; and {len(words) - most} more" if len(words) > most else "")
 
 
 def _worded(keys: Keys) -> Keys:
@@ -119,14 +171,16 @@ def _defaults(method: str) -> Keys:
     return find(method).Options().model_dump(mode="json")
 
 
-def payload(paths: Sequence[Path]) -> Keys:
-    """All that the page shows."""
-    runs = [Run.at(path) for path in paths]
+def payload(paths: Sequence[Path], live: bool = False) -> Keys:
+    """All that the page shows; `aside` are the runs that enter no mean, unless one switches them on."""
+    runs, damaged = readable(paths)
+    counted = counting(runs, damaged, going=live, alone=True)
+    in_means = {run.path for run in counted.runs}
     families = list(dict.fromkeys(run.family for run in runs))
     first = {run.family: run for run in reversed(runs)}
     groups = [first[name] for name in families]
     federations: dict[str, Keys] = {}
-    told, left_out = [], []
+    told, left_out = [], [sentence.removesuffix(".") for sentence in damaged]
     for run in runs:
         try:
             held = federation(run.path)
@@ -135,13 +189,14 @@ def payload(paths: Sequence[Path]) -> Keys:
             left_out.append(f"{e.cause}; the page says nothing of who held what in that run")
         if held:
             federations.setdefault(held["fingerprint"], held)
-        told.append(_told(run) | {"group": families.index(run.family), "federation": held and held["fingerprint"]})
+        told.append(_told(run) | {"group": families.index(run.family), "federation": held and held["fingerprint"], "aside": run.path not in in_means})
     names = named([g.config for g in groups], [places(g.config, g.path) for g in groups])
     return {
         "runs": told,
         "groups": [{"name": n, "method": method_name(g.config), "config": flat(g.config)} for n, g in zip(names, groups)],
         "federations": list(federations.values()),
         "left_out": left_out,
+        "notes": counted.notes,
     }
 
 
@@ -161,6 +216,7 @@ def _told(run: Run) -> Keys:
         "seconds": plain(sum(_seconds(row) for row in run.rows)),
         "columns": columns,
         "vectors": vectors,
+        "warnings": stored(run.path, s, run.status != "running"),
         "published": [_published(p) for p in places(run.config, run.path)],
         "made": {k: str(s[k]) for k in ("device", "commit", "config_hash", "fingerprint") if s.get(k)} | _versions(s),
     }

@@ -19,12 +19,13 @@ from urllib.parse import parse_qs, urlsplit
 from fallow.errors import UserError
 from fallow.report import reading
 from fallow.report.page import page
+from fallow.runs import warned
 from fallow.runs.folder import warn
 
 LOOPBACK = "127.0.0.1"
 CONNECTIONS, SECONDS = 64, 10.0  # at a time; for a request to come
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"
-FILES = ("config.yaml", "metrics.jsonl", "summary.json", "federation.npz")
+FILES = ("config.yaml", "metrics.jsonl", "summary.json", "federation.npz", warned.FILE)
 
 
 class Watch:
@@ -66,7 +67,7 @@ class Watch:
 
     def data(self) -> dict[str, Any]:
         state = self.state()  # taken first: what is written meanwhile is news the next time
-        return reading.payload(reading.found(self.paths)) | {"live": True, "state": state}
+        return reading.payload(reading.found(self.paths), live=True) | {"live": True, "state": state}
 
 
 def _mark(file: Path) -> str:

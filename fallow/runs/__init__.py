@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
+from fallow.runs import automatic
 from fallow.runs import origin as origins
 from fallow.runs.data import completed, load_source, named
 from fallow.runs.folder import RunFolder
@@ -40,11 +41,12 @@ from fallow.runs.manifest import RESTORE
 from fallow.runs.onlookers import watching
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
-from fallow.runs.settings import EDITABLE, config_hash, recipe, resolve, stated, stored
+from fallow.runs.settings import EDITABLE, are_fitted, config_hash, recipe, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 from fallow.runs.warned import Health, facts
 
+RecipeName = str | Mapping[str, Any] | None  # or a recipe's keys themselves
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
@@ -215,8 +217,16 @@ def _save(federation: Federation, path: Path, source: Source) -> None:
         federation.save(path, source.train.labels.numpy(), source.classes)
 
 
+def base_of(recipe_name: RecipeName, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe; without one and without `method` and `data` those of the newcomer's run, whatever else is set."""
+    if isinstance(recipe_name, Mapping):
+        return dict(recipe_name)
+    plain = recipe_name is None and not {"method", "data"} & set(given)
+    return recipe(recipe_name or "default") if recipe_name or plain else {}
+
+
 def prepare(
-    recipe_name: str | None, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False
+    recipe_name: RecipeName, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False
 ) -> tuple[type[Method], Config, Source, Federation]:
     """Settings, data and federation of a run, complete, without running it."""
     given = dict(given)
@@ -224,17 +234,21 @@ def prepare(
         source = given.pop("data")
     if source is not None:
         given.setdefault("data", source.name)
-    plain = recipe_name is None and not {"method", "data"} & set(given)  # the newcomer's run, whatever else is set
-    base = recipe(recipe_name or "default") if recipe_name or plain else {}
+    base = base_of(recipe_name, given)
+    fit = are_fitted(base, given)
     method, options = resolve(base, given, trust)
+    said = automatic.given(options)
     options = options if source else named(options)
     source = load_source(options, source, download)
     options = completed(method, options, source)
-    return method, options, source, make_federation(options, source)
+    federation = make_federation(options, source)
+    if fit:
+        options = automatic.fitted(method, options, said, source, federation)
+    return method, options, source, federation
 
 
 def run(
-    recipe: str | None = None,
+    recipe: RecipeName = None,
     *,
     out: str | Path = "runs",
     name: str | None = None,
@@ -273,7 +287,7 @@ def run(
 
 
 def _run(
-    recipe: str | None, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
+    recipe: RecipeName, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
     watch: Watcher | None, trust: bool,
 ) -> Result:  # fmt: skip
     method, options, source, federation = prepare(recipe, keys, download=download, trust=trust)

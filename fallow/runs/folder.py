@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -434,6 +435,15 @@ class RunFolder:
             cause = e.cause if isinstance(e, UserError) else f"{self.summary} is not the one that {manifest.NAME} names"
             self._complaints.append(f"{cause}; it is written again from the checkpoint")
             return False
+
+
+def runs_below(folder: Path) -> Iterator[Path]:
+    """The runs in a folder, itself or deeper, by name; inside a run there are no others."""
+    for where, folders, files in os.walk(folder):
+        folders.sort()
+        if {"config.yaml", "metrics.jsonl"} <= set(files):
+            folders.clear()
+            yield Path(where)
 
 
 def _records(index: Manifest) -> dict[str, str]:

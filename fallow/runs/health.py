@@ -13,6 +13,7 @@ from typing import Any
 
 Row = dict[str, Any]
 LEAST = 3  # rounds, or tests, from which anything is concluded
+SHORTEST = 5  # rounds of a run that is judged at all; a shorter one is there to see whether it runs
 PART = 10  # a rule looks at the last tenth of the run's rounds
 FEW_STEPS = 100  # in a whole run; with one step a round
 SIGMAS = 3.0  # of the binomial distribution of test hits, above chance
@@ -69,7 +70,7 @@ class Facts:
 
 def findings(rows: Sequence[Row], facts: Facts) -> list[Finding]:
     """All that stands against a run after these rounds, the worst first."""
-    if not rows or rows[-1]["round"] < min(LEAST, facts.rounds):
+    if not rows or rows[-1]["round"] < LEAST or facts.rounds < SHORTEST:
         return []
     rules: tuple[Callable[[Sequence[Row], Facts], Iterator[Finding]], ...] = (
         _lost_loss, _still, _at_chance, _nothing_accepted, _one_class, _few_steps, _falling, _labels_alone,
@@ -206,15 +207,18 @@ def _other_bound(counts: Sequence[int], recent: Sequence[Row], facts: Facts) -> 
     learn = "train longer on the labels first, with more steps a round or more labels"
     right = [r["label_accuracy_all"] for r in recent if r.get("label_accuracy_all") is not None]
     if right and _mean(right) < 2 / facts.classes:
-        return f"only {percent(_mean(right))} of its labels would be right, so {learn}"
+        return f"{learn} (only {percent(_mean(right))} of its labels would be right)"
     if not counts or not facts.bound:
         return f"accept labels more easily, or {learn}"
     reaching = _reaching(counts)
     level = max((k for k, share in enumerate(reaching) if share >= 0.2), default=0)
     if level / LEVELS <= 1.5 / facts.classes:
-        return f"none is sure of anything yet, so {learn}"
-    correct = f", of all labels {percent(_mean(right))} are right" if right else ""
-    return f"{facts.bound}={_bound_at(level, facts):g} would accept {percent(reaching[level])}{correct}"
+        return f"{learn} (no label is sure yet)"
+    other = f"{facts.bound}={_bound_at(level, facts):g} would accept {percent(reaching[level])}"
+    if not right:
+        return other
+    correct = f"of all labels {percent(_mean(right))} are right"
+    return f"{other}, {correct}" if _mean(right) >= 0.5 else f"{learn} ({other}, but {correct})"
 
 
 def _one_class(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:

@@ -75,11 +75,12 @@ class Cell:
 
     def __call__(self, event: str, what: Any) -> None:
         from fallow.progress import headline, words
+        from fallow.runs.data import sentences
 
         if event == "start":
             self.run, self.rounds, self.first = what, what.options.rounds, what.done
             self.started = time.monotonic()
-            self.about = headline(what)
+            self.about = " ".join([headline(what), *sentences(what.options, what.source)])
             self._show(what.done, "")
         elif event == "round":
             self._show(what["round"], words(what))

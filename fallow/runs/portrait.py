@@ -70,7 +70,7 @@ def curve(rows: list[Row]) -> str:
         return ""
     rounds, values = [r for r, _ in found], [100 * v for _, v in found]
     low, high = min(values), max(values)
-    high = high if high > low else low + 1
+    low, high = (low, high) if high > low else (max(0, low - 1), min(100, low + 1))
     across, up = WIDTH - LEFT - 8, HEIGHT - BELOW - 8
 
     def at(round: int, value: float) -> str:

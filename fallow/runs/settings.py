@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +22,19 @@ from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, find, is_own
 from fallow.methods.base import Method
 from fallow.methods.combining import refused
+from fallow.names import recipes
+from fallow.runs import lacking
 from fallow.runs.origin import located, own_code, started_in
 
 Keys = dict[str, Any]
-GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing")  # of a recipe, beside the keys of a run
+GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "defaults")  # of a recipe, beside the keys of a run
+DEFAULTS = ("fitted", "paper")  # what a key gets that nobody gave: what suits the data, or the method's paper
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
 NEWER = {"layout": "auto", "validation": None}  # keys that older runs have not; as given here they change nothing
 SEEDS = 10_000  # at most
 UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
 EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, without another result
-
-
-def recipes() -> dict[str, Path]:
-    """The recipes by name, `paper/table1`."""
-    root = Path(str(resources.files("fallow") / "recipes"))
-    return {str(p.relative_to(root).with_suffix("")): p for p in sorted(root.rglob("*.yaml"))}
 
 
 def recipe(name: str, heirs: tuple[str, ...] = ()) -> Keys:
@@ -259,7 +255,7 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
 
     `readings` in a recipe (reading -> keys) adds to the method's, where a data set has its own.
     """
-    recipe_keys, given = dict(recipe_keys), dict(given)
+    recipe_keys, given = dict(recipe_keys), {k: v for k, v in given.items() if k != "defaults"}
     said = {given.get("method"), given.get("model")} - {None} if _plain(given) else set()
     if grid := Grid.of(recipe_keys):
         recipe_keys, given = grid.chosen(given)
@@ -271,12 +267,14 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
     if is_own(name):
         own.named(name, "method") if name in said else own.check(name, "method", "the recipe", trust)
     method = find(name)
+    recipe_keys = without_foreign(recipe_keys, given, method)
     labels = given.get("labels", recipe_keys.get("labels", Config.model_fields["labels"].default))
     reading = given.get("reading", recipe_keys.get("reading", "recommended"))
     more = recipe_keys.pop("readings", None) or {}
     read = merge(method.readings.get(reading, {}), more.get(reading) or {}) if isinstance(reading, str) else {}
     recipe_keys = without(recipe_keys, read)
     defaults = merge(method.scenario_defaults(str(labels)), read)
+    lacking.check(recipe_keys | given, method, name)
     options = validate(method.Options, merge(defaults, recipe_keys, _with_counts(given, recipe_keys)))
     if options.labels not in method.scenarios:
         able = ", ".join(sorted(method.scenarios))
@@ -288,6 +286,22 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
         cause, _, remedy = why.partition("; ")
         raise UserError(cause, remedy or "change one of these settings")
     return method, options
+
+
+def without_foreign(recipe_keys: Keys, given: Keys, method: type[Method]) -> Keys:
+    """A recipe's keys; under another method than its own without those that only its own has."""
+    if given.get("method") in (None, recipe_keys.get("method")):
+        return recipe_keys
+    foreign = lacking.lacking(recipe_keys, method)
+    return {k: v for k, v in recipe_keys.items() if k not in foreign}
+
+
+def are_fitted(recipe_keys: Keys, given: Keys) -> bool:
+    """Whether keys that nobody gave are fitted to the data; `defaults` says so, and the recipes of papers say otherwise."""
+    word = given.get("defaults", recipe_keys.get("defaults", DEFAULTS[0]))
+    if word not in DEFAULTS:
+        raise UserError(f"defaults={shown(word)} is not known", f"give one of {', '.join(DEFAULTS)}")
+    return bool(word == DEFAULTS[0])
 
 
 def _with_counts(given: Keys, recipe_keys: Keys) -> Keys:
@@ -370,3 +384,17 @@ def settings_sha256(path: Path) -> str:
     if not _worded(keys):
         raise UserError(f"{path} has a key that is no word", "restore the file")
     return hashlib.sha256(json.dumps(keys, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def differences(stored: Keys, expected: Keys) -> Keys:
+    """Settings of a run that are not the expected ones and change results, as key -> value."""
+    from_data = (
+        {"clients"}
+        if expected["partition"] == "natural"
+        else {"label_ratio"}
+        if expected["label_ratio"] is None
+        else set()
+    )
+    return {
+        k: stored[k] for k, v in expected.items() if k in stored and k not in UNHASHED | from_data and stored[k] != v
+    }

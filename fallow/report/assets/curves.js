@@ -66,5 +66,5 @@ cardSection("Bytes and seconds", "What a round costs. Bytes are those of the ten
   { title: "Seconds over rounds", note: "a whole round", format: seconds, tick: (v) => seconds(v, round3), zero: true, lines: () => [{ column: "seconds.round" }] },
 ]);
 
-const KNOWN = /^(round|accuracy|test_loss|loss|label_.*|balanced_accuracy|macro_f1|calibration_error|(optimizer_)?bytes_.*|seconds\..*|prior_js(_min|_max)?\..*|diversity\..*|R|lr|clients)$/;
+const KNOWN = /^(round|accuracy|test_loss|loss|label_.*|balanced_accuracy|macro_f1|calibration_error|(optimizer_)?bytes_.*|seconds\..*|prior_js(_min|_max)?\..*|diversity\..*|R|lr|clients|client_steps)$/;
 cardSection("What the method logs", null, () => [...new Set(page.runs.flatMap((run) => Object.keys(run.columns)))].filter((c) => !KNOWN.test(c)).sort().map((c) => chart(c, c)));

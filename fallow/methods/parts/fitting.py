@@ -1,0 +1,80 @@
+"""Settings that nobody gave, from what is there: the rule that all methods share (docs/defaults.md has its reasons).
+
+A method adds what it alone has, or sees otherwise, in its `automatic`; constants that are the method stay its paper's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fallow.config import Config
+
+ROUNDS = 30
+STEPS = (20, 60)  # of a client in a round: fewest, most
+LABELLED = 16  # images with a label in a step
+UNLABELLED = 48  # images without
+LEAST = 4, 8  # of both, where memory is short
+RATES = {"sgd": 0.1, "adam": 2e-3}
+SURE = 0.55  # of the way from a guess to certainty
+RAMP = 1 / 3  # of the rounds
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is there before the first round."""
+
+    o: Config  # the settings as far as they were given; what was not is at its plain default
+    classes: int
+    size: int  # of the images, in pixels
+    channels: int
+    labelled: int  # samples with a label, of a party that has some (the median)
+    unlabelled: int  # samples without, of a client (the median)
+    rounds: int  # given, or by the rule
+    room: int  # images that a step may hold
+
+    @property
+    def batch(self) -> int:
+        """Labelled images of a step."""
+        return max(LEAST[0], min(LABELLED, int(LABELLED * self.share)))
+
+    @property
+    def unlabelled_batch(self) -> int:
+        """Unlabelled images of a step."""
+        return max(LEAST[1], min(UNLABELLED, int(UNLABELLED * self.share)))
+
+    @property
+    def share(self) -> float:
+        """Of a whole step's images, as many as there is room for; an unlabelled one is there in two views."""
+        return self.room / (LABELLED + 2 * UNLABELLED)
+
+    @property
+    def steps(self) -> int:
+        """A pass over a client's images, neither shorter nor longer than a round should be."""
+        fewest, most = STEPS
+        passes = max(math.ceil(self.unlabelled / self.unlabelled_batch), math.ceil(self.labelled / self.batch))
+        return min(most, max(fewest, passes))
+
+    @property
+    def threshold(self) -> float:
+        """A confidence as far from a guess among so many classes as is asked for."""
+        return round((1 - SURE) / self.classes + SURE, 3)
+
+    @property
+    def ramp(self) -> int:
+        """Rounds in which something comes into force."""
+        return max(1, round(RAMP * self.rounds))
+
+
+def work(f: Facts) -> dict[str, Any]:
+    """How much a party trains, and how fast."""
+    return {
+        "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
+        "lr": RATES[f.o.optimizer], "schedule": "cosine", "clip": 1.0,
+    }  # fmt: skip
+
+
+def common(f: Facts) -> dict[str, Any]:
+    """The rule for keys that every method has."""
+    return work(f) | {"augment": {"cutout": max(1, f.size // 4)}}

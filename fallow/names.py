@@ -1,0 +1,24 @@
+"""What has a name, known without importing anything heavy: methods and recipes."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+METHODS: dict[str, str] = {
+    "fedavg": "fallow.methods.fedavg:FedAvg",
+    "fedprox": "fallow.methods.fedavg:FedProx",
+    "fixmatch": "fallow.methods.fixmatch:FixMatch",
+    "uda": "fallow.methods.fixmatch:UDA",
+    "semifl": "fallow.methods.semifl:SemiFL",
+    "feddb": "fallow.methods.feddb:FedDB",
+    "fedrgd": "fallow.methods.fedrgd:FedRGD",
+    "fedloke": "fallow.methods.fedloke:FedLoKe",
+    "feddure": "fallow.methods.feddure:FedDure",
+}
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes by name, `paper/table1`."""
+    root = Path(str(resources.files("fallow") / "recipes"))
+    return {str(p.relative_to(root).with_suffix("")): p for p in sorted(root.rglob("*.yaml"))}

@@ -1,0 +1,205 @@
+"""Settings that nobody gave: the rule in numbers, what wins over it, what it never touches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import HERE, TINY
+
+import fallow
+from fallow import config, runs
+from fallow.config import Config
+from fallow.data.readers.parts import Split
+from fallow.data.sources import Source
+from fallow.errors import UserError
+from fallow.methods import REGISTERED, find
+from fallow.methods.base import Method
+from fallow.methods.parts.fitting import Facts, common
+from fallow.runs import automatic
+from fallow.runs.settings import Grid, config_hash, recipe, recipes, resolve, stated
+
+GOLDEN = json.loads((HERE / "recipes.json").read_text())
+
+
+def facts(**other: Any) -> Facts:
+    usual = {"o": Config(), "classes": 10, "size": 8, "channels": 1, "labelled": 8, "unlabelled": 140, "rounds": 30, "room": 10**6}
+    return Facts(**usual | other)
+
+
+def prepared(**given: Any) -> Any:
+    return runs.prepare(None, given)[1]
+
+
+def images(count: int, size: int, channels: int, classes: int = 10) -> Source:
+    """Noise, so large a set as is asked for."""
+    labels = torch.from_numpy(np.arange(count) % classes)
+    pixels = torch.zeros(1, channels, size, size, dtype=torch.uint8)
+    return Source("noise", tuple(map(str, range(classes))), Split(pixels.expand(count, -1, -1, -1), labels), Split(pixels.expand(20, -1, -1, -1), labels[:20]), True)
+
+
+# -- the rule ----------------------------------------------------------------------------------------------------------
+def test_steps_are_a_pass_within_bounds() -> None:
+    """48 unlabelled or 16 labelled images a step; never fewer than 20 steps, never more than 60."""
+    assert [facts(unlabelled=n).steps for n in (0, 960, 961, 1000, 2880, 50_000)] == [20, 20, 21, 21, 60, 60]
+    assert facts(unlabelled=0, labelled=401).steps == 26
+    assert (facts().batch, facts().unlabelled_batch) == (16, 48)
+
+
+def test_a_batch_is_no_larger_than_its_room() -> None:
+    """16 labelled and two views of each unlabelled image: 112 images; half of them in half the room; at the least 4 and 8."""
+    assert [(facts(room=n).batch, facts(room=n).unlabelled_batch) for n in (112, 111, 56, 2)] == [(16, 48), (15, 47), (8, 24), (4, 8)]
+
+
+def test_a_threshold_is_as_far_from_a_guess_for_any_number_of_classes() -> None:
+    """0.55 of the way from 1/C to 1."""
+    assert [facts(classes=c).threshold for c in (2, 10, 100)] == [0.775, 0.595, 0.554]  # 0.5 + 0.55/2, 0.1 + 0.55 * 0.9, 0.01 + 0.55 * 0.99
+
+
+def test_ramps_go_with_the_rounds() -> None:
+    assert [facts(rounds=n).ramp for n in (1, 3, 30, 600)] == [1, 1, 10, 200]
+
+
+# -- room in memory ----------------------------------------------------------------------------------------------------
+def test_what_an_image_keeps_for_the_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A linear layer keeps its input, two layers with a ReLU between keep that and the ReLU's output: 4 bytes a number."""
+    (tmp_path / "nets.py").write_text(
+        "from torch import nn\n"
+        "def One(classes, channels, size):\n    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))\n"
+        "def Two(classes, channels, size):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, 50), nn.ReLU(), nn.Linear(50, classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = images(20, 16, 3)
+    kept = [automatic.kept_for_gradients(resolve({}, {"model": f"./nets.py:{name}"})[1], source) for name in ("One", "Two")]
+    assert kept == [4 * 3 * 16 * 16, 4 * (3 * 16 * 16 + 50)]
+
+
+def test_forty_labels_of_a_large_set_make_no_giant_step() -> None:
+    """10 labels and 12,490 others a client: one pass in one step would hold 25,000 images."""
+    given = {"data": images(50_000, 32, 3), "method": "fixmatch", "clients": 4, "label_count": 40}
+    _, o, source, _ = runs.prepare(None, given | {"model": "wrn-28-8"})
+    at_once = (o.batch + 2 * o.unlabelled_batch) * automatic.kept_for_gradients(o, source)
+    assert at_once <= automatic.MEMORY and o.steps == 60
+    assert 8 <= o.unlabelled_batch < 48, "a wide net does not have room for everything"
+    small = prepared(**given)
+    assert (small.batch, small.steps) == (16, 60)
+
+
+# -- what wins ---------------------------------------------------------------------------------------------------------
+def test_a_key_that_is_given_wins() -> None:
+    given = {"rounds": 6, "steps": 3, "batch": 5, "unlabelled_batch": 7, "lr": 0.01, "schedule": "constant", "threshold": 0.9}
+    o = prepared(method="fixmatch", data="few-digits", augment={"cutout": 3}, **given)
+    assert {k: getattr(o, k) for k in given} == given and o.augment.cutout == 3
+    assert prepared(method="fedloke", data="few-digits", rounds=9).ramp_rounds == 3
+    passes = prepared(method="fixmatch", data="few-digits", epochs=2)
+    assert (passes.steps, passes.epochs) == (None, 2)
+
+
+def test_a_recipe_of_ones_own_is_fitted_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("method: fixmatch\ndata: few-digits\n")
+    assert runs.prepare(str(path), {})[1] == prepared(method="fixmatch", data="few-digits")
+    path.write_text("method: fixmatch\ndata: few-digits\nlr: 0.02\n")
+    assert runs.prepare(str(path), {})[1] == prepared(method="fixmatch", data="few-digits", lr=0.02)
+
+
+def test_a_reading_wins() -> None:
+    o = prepared(method="feddure", data="few-digits", reading="released")
+    assert (o.lr, o.steps, o.schedule) == (6e-4, 5, "constant")
+
+
+def test_what_a_method_of_ones_own_says_stays() -> None:
+    class Mine(Method):
+        defaults = {"lr": 0.5, "schedule": "cosine"}
+
+        class Options(Method.Options):
+            batch: int = config.key(3, "another default")
+            ramp: int = config.key(100, "a key of its own")
+
+    class Refined(Mine):
+        @classmethod
+        def automatic(cls, facts: Facts) -> dict[str, Any]:
+            return super().automatic(facts) | {"ramp": facts.ramp}
+
+    assert set(common(facts())) - set(Mine.automatic(facts())) == {"lr", "schedule", "batch"}
+    assert Refined.automatic(facts())["ramp"] == 10
+
+
+# -- papers ------------------------------------------------------------------------------------------------------------
+def hashes(name: str) -> list[str]:
+    grid = Grid.of(recipe(name))
+    if grid is None:
+        return [config_hash(resolve(recipe(name), {})[1])]
+    return [config_hash(resolve(grid.keys(row, cell), {})[1]) for row in grid.rows if not grid.missing(row) for cell in grid.cells]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_recipes_of_papers_are_what_they_were(name: str) -> None:
+    """recipes.json has what they came to before there was a rule."""
+    found = hashes(name)
+    assert {"settings": len(found), "sha256": hashlib.sha256(" ".join(found).encode()).hexdigest()[:16]} == GOLDEN[name]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_nothing_of_a_paper_is_fitted(name: str, tmp_path: Path) -> None:
+    """Neither a table's cell nor a recipe that inherits from one."""
+    heir = tmp_path / "heir.yaml"
+    heir.write_text(f"inherit: {name}\nrounds: 3\n")
+    keys = recipe(str(heir))
+    grid = Grid.of(keys)
+    row = grid.own if grid else ""
+    words = {"method": row, "setting": grid.cells[0].name} if grid else {}
+    plain = resolve(keys, words)[1]
+    small = {"data": images(2400, 8, 3), "clients": 4, "active": None, "image": {"size": None}, "label_count": 40, "partition": "iid", "unlabelled_partition": None, "norm": None}
+    assert runs.prepare(str(heir), words | small)[1].model_dump(include=FITTED) == plain.model_dump(include=FITTED)
+
+
+FITTED = {"rounds", "steps", "epochs", "batch", "unlabelled_batch", "server_batch", "lr", "schedule", "threshold", "ramp_rounds", "entropy", "augment", "model"}
+
+
+def test_every_recipe_of_a_paper_is_on_the_list() -> None:
+    assert set(GOLDEN) == {name for name in recipes() if "/" in name}
+
+
+@pytest.mark.parametrize("method", REGISTERED)
+def test_the_papers_defaults_can_be_had(method: str) -> None:
+    plain = resolve({}, {"method": method})[1].model_dump(include=FITTED)
+    given = {"method": method, "data": "few-digits", "label_count": 40}
+    assert prepared(**given, defaults="paper").model_dump(include=FITTED) == plain != prepared(**given).model_dump(include=FITTED)
+
+
+def test_a_wrong_word_is_told() -> None:
+    with pytest.raises(UserError, match="defaults=papers is not known; give one of fitted, paper"):
+        prepared(method="fixmatch", data="few-digits", defaults="papers")
+
+
+# -- what is stored ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", REGISTERED)
+def test_plain_values_are_stored(method: str, tmp_path: Path) -> None:
+    given = {k: v for k, v in TINY.items() if k != "batch"} | {"method": method, "rounds": 1}
+    result = fallow.run(out=tmp_path, **given)
+    stored = yaml.safe_load((result.path / "config.yaml").read_text())
+    expected = find(method).automatic(automatic.look(find(method), *_all(given)))
+    assert {k: stored[k] for k in expected if k not in given and k != "augment"} == {k: v for k, v in expected.items() if k not in given and k != "augment"}
+    assert stated(result.path / "config.yaml") == prepared(**given) and "defaults" not in stored
+
+
+def _all(given: dict[str, Any]) -> Any:
+    _, _, source, federation = runs.prepare(None, given)
+    options = resolve({}, given)[1]
+    return options, automatic.given(options), source, federation
+
+
+def test_the_line(fallow_cli: Any) -> None:
+    words = [f"{k}={v}" for k, v in (TINY | {"method": "fixmatch"}).items()]
+    told = fallow_cli("run", *words)
+    assert told.out.splitlines()[1] == "2 rounds of 2 steps of 8 + 48 images, lr 0.1 (cosine), threshold 0.595"
+    o, federation = runs.prepare(None, TINY | {"method": "fedavg", "labels": "all", "epochs": 1, "steps": None})[1::2]
+    assert automatic.amounts(o, federation).startswith("2 rounds of 1 passes in steps of 8 images")
