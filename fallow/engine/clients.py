@@ -7,7 +7,7 @@ them may be missing. What a client keeps, its data and its optimiser lie behind 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -52,6 +52,8 @@ class Reply:
     logs: dict[str, Tensor]  # sums and counts
     finite: Tensor  # false if something of its work is NaN, or a weight infinite
     lr: float | None = None  # mean over its steps, of `model` (else of the first net it trains)
+    descended: bool = True  # whether a step trained a net
+    looked_at: list[str] = field(default_factory=list)  # held things that a hook used
 
 
 class Executor(Protocol):

@@ -269,7 +269,10 @@ def _finish(world: World, slot: Slot, party: Party) -> Outcome:
     finite = sound([net.state for net in slot.nets.values()], entries, record, optimizers)
     logs = {k: t.clone() for k, t in slot.logs.items()}
     counts = Counts(len(party.labelled), len(np.union1d(party.labelled.rows, party.unlabelled.rows)))
-    return Outcome(party.id, party.made, update, counts, optimizers, logs, finite, mean_rate(party.lr), record)
+    return Outcome(
+        party.id, party.made, update, counts, optimizers, logs, finite, mean_rate(party.lr),
+        slot.descended, sorted(slot.looked_at), record,
+    )  # fmt: skip
 
 
 def sent_by(update: Update, party: int) -> None:

@@ -26,6 +26,7 @@ from fallow.engine.statistics import static
 from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.measure import scores
+from fallow.methods import is_own
 from fallow.methods.base import Net, Updates
 from fallow.methods.state import State
 
@@ -109,7 +110,7 @@ class Federated:
         if self.measuring.due(number):
             with self._phase("measure"):
                 measured = self.measuring.row([*requests, *beside], present)
-        row = defined(row | self._metrics(requests, replies, updates, tally) | measured)
+        row = defined(row | self._metrics(requests, present, updates, tally) | measured)
         self._refuse_unsound()
         self.finishing()
         self.whole = False
@@ -272,7 +273,7 @@ class Federated:
             raise self.no_prediction()
         return {"accuracy": float(right), "test_loss": loss} | scores.brief(logits, labels)
 
-    def _metrics(self, requests: list[Request], replies: Sequence[Reply | None], updates: Updates, tally: Tally) -> dict[str, Any]:
+    def _metrics(self, requests: list[Request], replies: list[Reply], updates: Updates, tally: Tally) -> dict[str, Any]:
         means = tally.columns()
         row: dict[str, Any] = {k: means.pop(k, None) for k in ("loss", "label_ratio", "label_accuracy", "label_accuracy_all")}
         row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
@@ -283,7 +284,8 @@ class Federated:
             row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
         row["lr"] = mean_rate(*tally.rates)
         row["clients"] = len(updates.clients)
-        row["client_steps"] = sum(steps) / len(steps) if (steps := [r.steps for r in replies if r is not None]) else None
+        row |= idle(self.world.held, replies, first=not self.server.round and is_own(self.o.method))
+        row["client_steps"] = sum(steps) / len(steps) if (steps := [r.steps for r in replies if r.party > SERVER]) else None
         return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
 
     @contextmanager
@@ -293,6 +295,14 @@ class Federated:
         if self.world.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def idle(held: dict[str, Any], replies: list[Reply], first: bool) -> dict[str, Any]:
+    """Columns of what a method leaves lying: steps that train nothing; in the first round of one's own, held things not used."""
+    made = [r for r in replies if r.steps]
+    out: dict[str, Any] = {} if not made or any(r.descended for r in made) else {"descended": False}
+    unused = sorted(set(held) - {"model"}.union(*(r.looked_at for r in replies)))
+    return out | {"unused": unused} if first and made and unused else out
 
 
 def _record(server: int) -> str:

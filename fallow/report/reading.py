@@ -17,6 +17,7 @@ from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.paths import user_path
 from fallow.report.cells import BESIDE, Place, places
+from fallow.report.scored import scores as scores_of
 from fallow.runs.folder import Row, RunFolder, runs_below
 from fallow.runs.settings import UNHASHED, Keys
 from fallow.runs.warned import stored
@@ -204,6 +205,9 @@ def _told(run: Run) -> Keys:
     scores, s = run.scores(), run.summary
     best = max(scores, key=lambda x: (x[0], -x[1]), default=(None, None))
     columns, vectors = columned(run.rows)
+    scored = scores_of(run.summary) if run.status != "running" else {}
+    if scored.get("test") and "class_accuracy" not in vectors:  # with the key `measure` it is there for rounds before, too
+        vectors["class_accuracy"] = {"round": [run.done], "values": [scored["test"]["by_class"]]}
     return {
         "path": str(run.path),
         "seed": run.seed,
@@ -216,6 +220,7 @@ def _told(run: Run) -> Keys:
         "seconds": plain(sum(_seconds(row) for row in run.rows)),
         "columns": columns,
         "vectors": vectors,
+        "scores": scored,
         "warnings": stored(run.path, s, run.status != "running"),
         "published": [_published(p) for p in places(run.config, run.path)],
         "made": {k: str(s[k]) for k in ("device", "commit", "config_hash", "fingerprint") if s.get(k)} | _versions(s),
