@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,7 +69,8 @@ def in_threads(work: Callable[[T], Result], items: Sequence[T]) -> list[Result]:
     def chunk(start: int) -> list[Result]:
         return [work(item) for item in items[start : start + CHUNK]]
 
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # what is wrong with a file is one sentence
         waiting = [pool.submit(chunk, start) for start in range(0, len(items), CHUNK)]
         try:
             return [result for done in waiting for result in done.result()]
@@ -111,7 +113,7 @@ def read(path: Path, channels: int, shape: tuple[int, int]) -> np.ndarray:
 
 
 def _opened(path: Path, look: Callable[[Any], Result]) -> Result:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     with open_plain(path) as file:
         try:
@@ -122,7 +124,7 @@ def _opened(path: Path, look: Callable[[Any], Result]) -> Result:
         except UserError as error:
             raise UserError(f"{path} cannot be used: {error.cause}", error.remedy) from error
         except Exception as error:  # Pillow's decoders raise many kinds on a damaged file
-            why = str(error).replace(repr(file), "the file")
+            why = "of a format that is not known" if isinstance(error, UnidentifiedImageError) else str(error).replace(repr(file), "the file")
             raise UserError(f"{path} is truncated or not an image ({why})", "replace or remove that file") from error
 
 
