@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -211,7 +212,8 @@ def in_threads(work: Callable[[T], Result], items: Sequence[T], tell: Tell = sil
     def chunk(start: int) -> list[Result]:
         return [work(item) for item in items[start : start + CHUNK]]
 
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # what is wrong with a file is one sentence
         waiting = [pool.submit(chunk, start) for start in range(0, len(items), CHUNK)]
         try:
             for done in waiting:
