@@ -243,6 +243,7 @@ def split(
     """
     from fallow import disk, runs
     from fallow.data.federate import table
+    from fallow.data.picture import lines
     from fallow.data.picture import picture as draw
     from fallow.runs.data import sentences
 
@@ -259,8 +260,8 @@ def split(
         console.say(sentence)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
-    for name, value in summary.items():
-        console.say(f"{name.replace('_', ' ')}: {value}")
+    for line in lines(summary):
+        console.say(line)
     where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed_of('split')}.png")
     targets.file(where, "split", force, "--picture")
     with disk.told(where, "make its folder first, or choose another with --picture"):
