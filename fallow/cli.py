@@ -51,7 +51,8 @@ def main() -> None:
     except UserError as e:
         if debug:
             raise
-        _end(str(e), 0 if silent else 2)  # a rank that ended with 2 would make torchrun stop rank 0 before it has spoken
+        speaks = not silent or getattr(e, "unspoken", False)
+        _end(str(e), 2 if speaks else 0, not speaks)  # a rank that ended with 2 would make torchrun stop rank 0 before it has spoken
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as e:
@@ -67,10 +68,10 @@ def main() -> None:
         raise
 
 
-def _end(sentence: str, code: int) -> NoReturn:
+def _end(sentence: str, code: int, quiet: bool = silent) -> NoReturn:
     """The last word, if there is anyone to hear it."""
     with suppress(OSError, ValueError):
-        Speaker(stderr=True, quiet=silent).complain(sentence)
+        Speaker(stderr=True, quiet=quiet).complain(sentence)
     with suppress(OSError, ValueError):
         said.flush()
     sys.exit(code)
@@ -279,6 +280,7 @@ def compare(
     statistic: Annotated[str, typer.Option(help="last, best, mean_last_10, or another number of the summaries.")] = "last",
     rows: Annotated[str | None, typer.Option(help="Keys that tell rows apart, commas between (default: by what differs).")] = None,
     columns: Annotated[str | None, typer.Option(help="Keys that tell columns apart.")] = None,
+    scores: Annotated[str | None, typer.Option(help="Numbers beside each run, commas between: macro_f1, auroc, balanced_accuracy, calibration_error, validation.best.")] = None,
     against: Annotated[str | None, typer.Option(help="The row that differences are to (default: FedAvg, or the first).")] = None,
     out: Annotated[str | None, typer.Option("--out", "-o", help="File for the table: .md, .csv or .tex.")] = None,
     format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
@@ -295,7 +297,7 @@ def compare(
     form = written.format_of(format, Path(out) if out else None)
     if out:
         targets.file(Path(out), "compare", force)
-    listed = run_rows(paths)
+    listed = run_rows(paths, _list(scores))
     if 1 < len(listed) <= LONGEST + 1 and (out or not form):
         console.rows(listed)
         if len(listed) == 2 and not out:

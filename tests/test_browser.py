@@ -244,3 +244,29 @@ def test_columns_named_as_javascript_names_its_own(seen: Browser, tmp_path: Path
     assert sorted(titles) == sorted(names)
     for name in names:
         assert pixels(seen, name, COLOURS[0]) > 0 and pixels(seen, name, COLOURS[1]) == 0
+
+
+TABLE = """
+const section = [...document.querySelectorAll("section:not([hidden])")].find((s) => s.querySelector("h2").textContent === "Scores");
+return [...section.querySelectorAll("tr")].find((r) => r.textContent.startsWith(arguments[0])).innerText;
+"""
+MATRIX = CHART + "return [...card.querySelectorAll('text.cell')].map((t) => +t.textContent)"
+
+
+def test_scores_are_drawn(seen: Browser, runs: Path, tmp_path: Path) -> None:
+    """Confusions of the chosen group, its runs together; calibration, classes and a table."""
+    opened(seen, tmp_path, runs)
+    assert "Scores" in seen.js(SHOWN)
+    for method in ("fedavg", "fixmatch"):
+        found = [json.loads((runs / f"{method}-{s}" / "summary.json").read_text())["scores"]["test"] for s in (0, 1)]
+        counts = [[sum(cells) for cells in zip(*rows)] for rows in zip(*(f["confusion"] for f in found))]
+        shares = [n / sum(row) for row in counts for n in row]
+        seen.js(CHART + "const s = card.querySelector('select'); s.value = arguments[1]; s.dispatchEvent(new Event('change'))", "Who is taken for whom", method)
+        assert seen.js(MATRIX, "Who is taken for whom") == [int(100 * s + 0.5) for s in shares if s >= 0.005]
+        f1 = seen.js(TABLE, method)
+        assert f"{sum(f['macro_f1'] for f in found) / 2:.3f}" in f1
+    assert seen.js(CHART + "return card.querySelectorAll('circle').length", "Calibration") > 4
+    assert "Accuracy by class" in seen.js("return [...document.querySelectorAll('.card:not([hidden]) h3')].map((h) => h.textContent)")
+    seen.size(390, 844, phone=True)
+    opened(seen, tmp_path, runs)
+    assert seen.js("return document.documentElement.scrollWidth") == 390

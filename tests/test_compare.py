@@ -16,7 +16,7 @@ from scipy import stats
 
 from fallow.config import dump
 from fallow.errors import UserError
-from fallow.report import paired, written
+from fallow.report import paired, reading, series, written
 from fallow.report.comparison import compared
 from fallow.runs.settings import resolve
 
@@ -33,7 +33,7 @@ def run(path: Path, last: float | None, seed: int = 0, status: str = "finished",
     summary = {
         "status": status, "last": last, "best": last, "best_round": rounds, "rounds": rounds, "seconds": 2.0, "seconds_per_round": 1.0, "seed": seed,
         "method": options.method, "data": options.data, "classes": 10, "channels": 1, "size": 8, "fingerprint": "", "config_hash": "", "versions": {},
-        "macro_f1": None if last is None else last / 2, "test_loss": 0.5, "sites": {"berlin": 0.25},
+        "macro_f1": None if last is None else last / 2, "test_loss": 0.5, "sites": {"berlin": 0.25}, "scores": {"auroc": 0.75, "sites": {"bonn": 0.5}},
     }  # fmt: skip
     (path / "summary.json").write_text(json.dumps(summary))
     return path
@@ -86,6 +86,7 @@ def test_of_losses_the_least_is_the_best(place: Path) -> None:
 def test_any_number_of_the_summary(place: Path) -> None:
     assert compared([place], "macro_f1").cells[0, 0].mean == pytest.approx(26)
     assert compared([place], "sites.berlin").cells[0, 0].mean == pytest.approx(25)
+    assert compared([place], "auroc").cells[0, 0].mean == pytest.approx(75) and compared([place], "sites.bonn").cells[0, 0].mean == pytest.approx(50)
     assert compared([place], "seconds").cells[0, 0].mean == pytest.approx(2)
     with pytest.raises(UserError, match="no summary has a number 'macro_f2'; did you mean 'macro_f1'"):
         compared([place], "macro_f2")
@@ -176,6 +177,30 @@ def test_the_same_seed_counts_once_and_what_is_not_finished_does_not(place: Path
     for name in ("dead (failed, round 1 of 2)", "cut (interrupted, round 1 of 2)", "going (running, round 2 of 2)"):
         assert f"{place}/{name}" in said
     assert f"Left out: {bad}/config.yaml is not valid YAML" in said
+
+
+def test_report_and_figure_take_means_over_the_same_runs(place: Path) -> None:
+    shutil.copytree(place / "fedavg-40/seed-0", place / "again")
+    run(place / "cut", 0.1, 4, "interrupted", 1, method="fedavg", label_count=40)
+    alone = run(place / "only", 0.1, 4, "interrupted", 1, method="uda", label_count=40)
+    bad = run(place / "bad", 0.1, 6, method="fedavg", label_count=40)
+    (bad / "config.yaml").write_text("method: [")
+    told: list[str] = []
+    groups = series.groups([place / "fedavg-40", place / "again", place / "cut", bad], tell=told.append)
+    assert [len(group.runs) for group in groups] == [3] and series.curve(groups[0], "accuracy").mean[-1] == pytest.approx(0.52)
+    assert [text.partition(":")[0] for text in told] == ["Left out", "Left out, not finished", "The same settings and seed again count once"]
+    assert [len(group.runs) for group in series.groups([alone])] == [1]  # where none is finished, what there is
+    page = reading.payload(reading.found([place]))
+    aside = {Path(one["path"]).name for one in page["runs"] if one["aside"]}
+    assert aside == {"seed-0", "cut"} and sum(one["aside"] for one in page["runs"]) == 2  # a method's only run is shown
+    assert "again" in page["notes"][-1] and str(bad) in page["notes"][0]
+
+
+def test_the_page_watched_shows_what_goes_on(place: Path) -> None:
+    (run(place / "going", 0.1, 5, method="fedavg", label_count=40) / "summary.json").unlink()
+    for live in (False, True):
+        page = reading.payload(reading.found([place]), live=live)
+        assert [Path(one["path"]).name for one in page["runs"] if one["aside"]] == ([] if live else ["going"])
 
 
 def test_runs_that_lack_the_number_are_named(place: Path) -> None:

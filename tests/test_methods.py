@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from conftest import TINY, few_digits, rows, same, weights
-from strict import NotCapturable, guarded, relaxed, strict
 
 import fallow
 from fallow.data.federate import Federation, Holding
 from fallow.data.readers.parts import Split
 from fallow.engine import eager, party
 from fallow.engine.round import Federated
+from fallow.engine.strict import NotCapturable, guarded, relaxed, strict
 from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 import yaml
 from conftest import HERE, TINY, rows, same
-from strict import guarded
 
 import fallow
 from fallow.engine import eager
+from fallow.engine.strict import guarded
 from fallow.methods import find
 
 EXAMPLE = HERE.parent / "examples" / "my_method.py"

@@ -228,6 +228,9 @@ def test_the_server_has_news_when_files_change(tmp_path: Path) -> None:
         fabricated(tmp_path / "later", [row(1)])
         assert len(json.loads(ask(server, f"/runs.json?have={third['state']}")[1])["runs"]) == 2
         (path / "metrics.jsonl").write_text("?\n?\n")
+        fourth = json.loads(ask(server, "/runs.json")[1])  # the other run is shown all the same
+        assert len(fourth["runs"]) == 1 and "is damaged" in fourth["notes"][0]
+        (tmp_path / "later" / "metrics.jsonl").write_text("?\n?\n")
         assert "is damaged" in json.loads(ask(server, "/runs.json")[1])["error"] and ask(server, "/")[0] == 500
         assert ask(server, "/etc/passwd")[0] == 404
         assert ask(server, "/", host="elsewhere.example")[0] == 403

@@ -18,6 +18,9 @@ from conftest import same
 import fallow
 from bench import queue
 from fallow.errors import UserError
+from fallow.runs import room
+from fallow.runs.jobs import makespan
+from fallow.runs.workers import Work
 
 DIGITS = "method=fedavg data=digits label_count=100 clients=4 active=2 steps=4 batch=8 device=cpu slots=1"
 PAGE = Path(__file__).parents[1]
@@ -46,7 +49,7 @@ def test_a_killed_queue_goes_on_to_the_same_end(tmp_path: Path) -> None:
     killed.kill()
     killed.wait()
     told: list[str] = []
-    assert queue.Runner(queue.load(path, {}), told.append, limit=120).go() == ["bad/seed-0"]
+    assert queue.go(queue.load(path, {}), told.append, limit=300) == ["bad/seed-0"]
     assert any(text.startswith("bad/seed-0: failed:") and "cifar10" in text for text in told)
     assert any("goes on from round" in text or "was finished" in text for text in told)
     alone = fallow.run(out=tmp_path, name="alone", **queue.parse_pairs([*DIGITS.split(), "rounds=30", "seed=0"]))
@@ -57,7 +60,7 @@ def test_a_killed_queue_goes_on_to_the_same_end(tmp_path: Path) -> None:
     again.jobs = again.jobs[1:]
     for _ in range(2):  # the second time the machine with its runs is lost, and the results are there
         told.clear()
-        assert queue.Runner(again, told.append, limit=1).go() == [] and "was finished" in told[0]
+        assert queue.go(again, told.append, limit=1) == [] and "was finished" in told[0]
         shutil.rmtree(tmp_path / "runs", ignore_errors=True)
     other = queue.load(path, {}, ["lr=0.5"])
     assert [queue.state(other, job) for job in other.jobs] == ["new", "new"]
@@ -82,7 +85,7 @@ def test_a_mistake_is_told_before_anything_runs(tmp_path: Path, cell: Any, said:
 def test_where_cells_lie(tmp_path: Path) -> None:
     cells = ["feddure/table1 'setting=cifar10 dir,dir' 'method=FedAvg*'", "fallow run feddb/table1 'setting=cifar10 iid' eval_every=5",
              {"run": "feddure/table1 'setting=cifar10 dir,dir' statistics=static", "reading": "static", "seeds": [1, 2]}]  # fmt: skip
-    assert [str(j.place) for j in queue.load(written(tmp_path, *cells), {}).jobs] == [
+    assert [j.name for j in queue.load(written(tmp_path, *cells), {}).jobs] == [
         "feddure/table1/cifar10-dir-dir--fedavg/seed-0", "feddb/table1/cifar10-iid/seed-0",
         "readings/static/feddure/table1/cifar10-dir-dir/seed-1", "readings/static/feddure/table1/cifar10-dir-dir/seed-2",
     ]  # fmt: skip
@@ -94,42 +97,37 @@ def test_it_goes_by_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """One more starts if the newest has shown what it takes (two rounds, or long enough) and enough is free; one always may."""
     cells = [{"run": f"{DIGITS} rounds=9", "name": "digits", "seeds": [0, 1, 2]}]
     free: list[float | None] = [1.0]
-    monkeypatch.setattr(queue, "free_of_gpu", lambda: free[0])
-    monkeypatch.setattr(queue, "free_of_machine", lambda: 1.0)
-    q = queue.load(written(tmp_path, *cells, jobs=2, free_gib=24, settle=1000), {})
-    runner = queue.Runner(q, print, 1)
-    runner.waiting = list(q.jobs[1:])
-    assert runner.room()
-    one = queue.Running(q.jobs[0], None, time.monotonic(), 0, tmp_path)  # type: ignore[arg-type]
-    runner.running = [one]
+    monkeypatch.setattr(room, "free_of_gpu", lambda: free[0])
+    monkeypatch.setattr(room, "free_of_machine", lambda: 1.0)
+    job = queue.load(written(tmp_path, *cells, jobs=2, free_gib=24, settle=1000), {}).jobs[0]
+    fits = room.Spare(24, 1000).fits
+    assert fits([])
+    one = Work(job, False, 0)
     free[0] = 30.0
-    assert not runner.room()
-    folder = q.folder(q.jobs[0])
-    folder.path.mkdir(parents=True)
+    assert not fits([one])
+    job.path.mkdir(parents=True)
     for number in (1, 2):
-        folder.append({"round": number, "seconds": {"round": 3.0}})
-    assert runner.room()
+        job.folder.append({"round": number, "seconds": {"round": 3.0}})
+    assert fits([one])
     free[0] = 23.0
-    assert not runner.room()
+    assert not fits([one])
     free[0] = None
-    assert not runner.room()
-    monkeypatch.setattr(queue, "free_of_machine", lambda: 24.0)
-    assert runner.room()
-    runner.running = [one, one]
-    assert not runner.room()
-    assert queue.per_round(q, q.jobs[0]) == (3.0, "its own rounds") and queue.left(q, q.jobs[0]) == 7
+    assert not fits([one])
+    monkeypatch.setattr(room, "free_of_machine", lambda: 24.0)
+    assert fits([one])
+    assert queue.per_round(job) == (3.0, "its own rounds") and job.left == 7
 
 
 def test_what_it_will_take(tmp_path: Path) -> None:
     """10 and 4 one after the other beside 12; seconds of another seed count for the next one."""
-    assert queue.makespan([10, 12, 4, 1], 2) == 14 and queue.makespan([], 3) == 0
+    assert makespan([10, 12, 4, 1], 2) == 14 and makespan([], 3) == 0
     q = queue.load(written(tmp_path, {"run": f"{DIGITS} rounds=50", "name": "digits", "seeds": [0, 1]}), {})
     other = tmp_path / "results/digits/seed-0/summary.json"
     other.parent.mkdir(parents=True)
     other.write_text(json.dumps({"seconds_per_round": 2.0}))
     known = queue.estimates(q, q.jobs)
     assert known["digits/seed-1"] == (100.0, "other seeds")
-    assert queue.outlook(q, q.jobs, {"digits/seed-1": known["digits/seed-1"]}) == (
+    assert queue.outlook(q.jobs, {"digits/seed-1": known["digits/seed-1"]}, q.at_once) == (
         "about 2 min with 1 at a time (2 min one by one), and 1 of unknown length"
     )
 
@@ -146,10 +144,10 @@ def test_another_queue_or_run_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_gpu_is_the_first_visible_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "nvidia-smi"
-    fake.write_text('#!/bin/sh\nfor last; do :; done\n[ "$last" = 3 ] && echo 20480 || exit 6\n')
+    fake.write_text('#!/bin/sh\nfor last; do :; done\n[ "$last" = 3 ] && echo 20480, 1024 || exit 6\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert queue.free_of_gpu() == 20.0
+    assert room.free_of_gpu() == 20.0 and room.gpu_memory() == (20.0, 1.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert queue.free_of_gpu() is None
+    assert room.free_of_gpu() is None

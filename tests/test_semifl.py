@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from conftest import TINY
 from safetensors.torch import load_file
-from strict import relaxed, strict
 from torch import nn
 
 import fallow
@@ -30,6 +29,7 @@ from fallow.engine.round import Federated
 from fallow.engine.schedule import Schedule
 from fallow.engine.server import Server
 from fallow.engine.slot import Slot
+from fallow.engine.strict import relaxed, strict
 from fallow.engine.world import World
 from fallow.methods import semifl
 from fallow.methods.base import Update, Updates

@@ -18,7 +18,7 @@ from fallow.methods.state import State
 if TYPE_CHECKING:
     from fallow.engine.round import Federated
 
-SERVER_NAME = "server"
+SERVER_NAME, NOBODY = "server", ""
 
 
 @dataclass
@@ -104,24 +104,22 @@ def best_round(best: Best, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def in_full(federated: Federated) -> dict[str, Any]:
     """All scores of the server's model as it is now, and the accuracy at each site where one can tell it."""
     world, v, model = federated.world, federated.validation, federated.model()
-    logits = federated.test_logits(model)
+    logits, sites = federated.test_logits(model), world.source.test.clients
     out: dict[str, Any] = {"test": scores.full(logits, world.test_labels)}
-    held = v.logits(model) if len(v) else None
-    if held is not None:
+    if sites is not None:
+        out["sites"] = {"of": "test"} | _by_site(logits, world.test_labels, sites, sorted(set(sites) - {NOBODY}))
+    if len(v):
+        held = v.logits(model)
         out["validation"] = scores.full(held, v.truth)
-    clients = world.source.test.clients
-    if clients is not None:
-        return out | {"sites": {"of": "test"} | _by_site(logits, world.test_labels, clients)}
-    if held is not None:
-        names = [name for name, rows in v.parties for _ in rows]
-        return out | {"sites": {"of": "validation"} | _by_site(held, v.truth, names)}
+        if sites is None:
+            held_by = [name for name, rows in v.parties for _ in rows]
+            out["sites"] = {"of": "validation"} | _by_site(held, v.truth, held_by, [name for name, rows in v.parties if len(rows)])
     return out
 
 
-def _by_site(logits: Tensor, truth: Tensor, sites: Any) -> dict[str, Any]:
-    """By name of site, in the order in which they come; a sample of nobody does not count."""
-    names = list(dict.fromkeys(name for name in sites if name))
+def _by_site(logits: Tensor, truth: Tensor, sites: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
+    """By name of site; a sample of nobody does not count."""
     place = {name: k for k, name in enumerate(names)}
     group = torch.tensor([place.get(name, len(names)) for name in sites], device=truth.device)
     count, accuracy = scores.by_group(logits.argmax(1) == truth, group, len(names) + 1)
-    return {"names": [str(n) for n in names], "samples": count.tolist()[:-1], "accuracy": scores.listed(accuracy)[:-1]}
+    return {"names": list(names), "samples": count.tolist()[:-1], "accuracy": scores.listed(accuracy)[:-1]}

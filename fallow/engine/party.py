@@ -56,6 +56,8 @@ class Outcome:
     logs: dict[str, Tensor]
     finite: Tensor  # false if something of it is NaN, or a weight infinite
     lr: float | None = None  # mean over its steps, of `model` (else of the first net it trains)
+    descended: bool = True  # whether a step trained a net
+    looked_at: list[str] = field(default_factory=list)  # held things that a hook used
 
 
 class Party:
@@ -278,7 +280,7 @@ def _finish(world: World, slot: Slot, party: Party) -> Outcome:
     entries = update.entries if update is not None else {}
     finite = sound([net.state for net in slot.nets.values()], entries, record, optimizers)
     logs = {k: t.clone() for k, t in slot.logs.items()}
-    return Outcome(party.id, party.made, update, record, optimizers, logs, finite, mean_rate(party.lr))
+    return Outcome(party.id, party.made, update, record, optimizers, logs, finite, mean_rate(party.lr), slot.descended, sorted(slot.looked_at))
 
 
 def sent_by(update: Update, party: int) -> None:

@@ -25,6 +25,7 @@ from fallow.engine.statistics import static
 from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.measure import scores
+from fallow.methods import is_own
 from fallow.methods.base import Net, Updates
 from fallow.methods.state import State
 
@@ -287,6 +288,7 @@ class Federated:
             row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
         row["lr"] = mean_rate(*tally.rates)
         row["clients"] = len(updates.clients)
+        row |= idle(self.world.held, outcomes, first=not self.server.round and is_own(self.o.method))
         row["client_steps"] = sum(steps) / len(steps) if (steps := [o.steps for o in outcomes if o.party > SERVER]) else None
         return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
 
@@ -297,6 +299,14 @@ class Federated:
         if self.world.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+def idle(held: dict[str, Any], outcomes: list[Outcome], first: bool) -> dict[str, Any]:
+    """Columns of what a method leaves lying: steps that train nothing; in the first round of one's own, held things not used."""
+    made = [o for o in outcomes if o.steps]
+    out: dict[str, Any] = {} if not made or any(o.descended for o in made) else {"descended": False}
+    unused = sorted(set(held) - {"model"}.union(*(o.looked_at for o in outcomes)))
+    return out | {"unused": unused} if first and made and unused else out
 
 
 def _record(server: int) -> str:

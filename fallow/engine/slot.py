@@ -18,7 +18,7 @@ from fallow.measure.scores import EACH_TEST
 from fallow.methods.base import Net, Value
 from fallow.methods.state import State
 
-RESERVED = {"round", "accuracy", "test_loss", "bytes_up", "bytes_down", "lr", "clients", "client_steps", "seconds"}
+RESERVED = {"round", "accuracy", "test_loss", "bytes_up", "bytes_down", "lr", "clients", "client_steps", "descended", "unused", "seconds"}
 RESERVED |= {*EACH_TEST, "validation_accuracy", "validation_loss", "class_accuracy", "prior_js", "diversity", "R", "label_accuracy_local", "label_accuracy_global"}  # measured
 
 
@@ -33,6 +33,7 @@ class Slot:
         self.optimizers: dict[str, Optimizer] = {}
         self.lr: dict[str, Tensor] = {}
         self.logs: dict[str, Tensor] = {}
+        self.descended, self.looked_at = False, set[str]()  # of the party at work: whether a net was trained, what was used
         self._class_numbers = torch.arange(world.classes, device=world.device)[:, None]
         self._levels = judging.levels(world.device)[:, None]
         self.prox = torch.zeros((), device=world.device)
@@ -51,10 +52,10 @@ class Slot:
 
     def __getattr__(self, name: str) -> Any:
         things = self.__dict__
-        if name in things.get("nets", {}):
-            return things["nets"][name]
-        if name in things.get("values", {}):
-            return things["values"][name]
+        for kind in ("nets", "values"):
+            if name in things.get(kind, {}):
+                things["looked_at"].add(name)
+                return things[kind][name]
         raise AttributeError(f"this method holds no {name!r}; `holds()` says what it holds")
 
     def scratch(self, state: State) -> NetHandle:
@@ -102,6 +103,7 @@ class Slot:
     @torch.no_grad()
     def _apply(self, net: NetHandle, grads: Sequence[Tensor | None], when: Tensor | None) -> None:
         name, w = self.name_of(net), net.flat.groups["parameters"]
+        self.descended = True
         optimizer, lr, pieces = self.optimizers[name], self.lr[name], net.pieces(grads)
         reference = self.reference if name == "model" else None
         decoupled = reference is not None and self.o.prox_mode == "decoupled"
@@ -167,6 +169,7 @@ class Slot:
     @torch.no_grad()
     def load(self, things: dict[str, State | Tensor], optimizers: dict[str, dict[str, Any]], prox: float) -> None:
         """Takes in a party: its nets and values, its optimisers (absent: fresh ones)."""
+        self.descended, self.looked_at = False, set()
         for name, thing in things.items():
             if isinstance(thing, State):
                 self.nets[name].load(thing)

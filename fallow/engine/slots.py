@@ -42,6 +42,7 @@ class Graph:
     graph: torch.cuda.CUDAGraph
     step: Step
     read: list[tuple[str, str]]
+    descends: bool = True  # whether it trains a net
 
     def replay(self, step: Step) -> None:
         sources = [step.tensors[k] for k in self.read] + [step.numbers[k] for k in self.step.numbers]
@@ -67,8 +68,7 @@ class CapturedSlot:
         signature = step.signature()
         if signature in self.graphs:
             self.graphs.move_to_end(signature)
-            self.graphs[signature].replay(step)
-            self._weights_moved()
+            self._replay(signature, step)
             return
         uses = self.uses[signature] = self.uses.get(signature, 0) + 1
         if not self.capture or uses < CAPTURE_AT:
@@ -86,7 +86,11 @@ class CapturedSlot:
         while len(self.graphs) > max(LEAST_GRAPHS, MOST_GRAPHS // self.slot.world.sharing):
             gone, _ = self.graphs.popitem(last=False)
             del self.uses[gone]
+        self._replay(signature, step)
+
+    def _replay(self, signature: Any, step: Step) -> None:
         self.graphs[signature].replay(step)
+        self.slot.descended |= self.graphs[signature].descends
         self._weights_moved()
 
     def _weights_moved(self) -> None:
@@ -101,14 +105,15 @@ class CapturedSlot:
             step.absent,
             {k: t.clone() for k, t in step.numbers.items()},
         )
-        graph = torch.cuda.CUDAGraph()
+        graph, before, self.slot.descended = torch.cuda.CUDAGraph(), self.slot.descended, False
         try:
             with self.pool.capturing(graph):
                 run_step(self.slot, own)
+            return Graph(graph, own, own.read(), self.slot.descended)
         finally:
+            self.slot.descended = before
             for net in self.slot.nets.values():
                 net.calls.clear()
-        return Graph(graph, own, own.read())
 
 
 @dataclass

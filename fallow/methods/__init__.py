@@ -6,6 +6,7 @@ import importlib
 
 from fallow import own
 from fallow.errors import UserError, suggest
+from fallow.methods import checking
 from fallow.methods.base import Method
 from fallow.names import METHODS as REGISTERED
 
@@ -20,6 +21,7 @@ def find(name: str) -> type[Method]:
     found, code = own.load(name, "method")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserError(f"{code.shown} has no method class {code.attribute!r}", "name a class derived from fallow.Method after the colon")
+    checking.check(found, code)
     return found
 
 

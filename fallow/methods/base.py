@@ -81,6 +81,9 @@ class Update:
     def __getitem__(self, name: str) -> Any:
         return self.entries[name]
 
+    def __setitem__(self, name: str, value: State | Tensor) -> None:
+        self.entries[name] = value
+
     def get(self, name: str, default: Any = None) -> Any:
         return self.entries.get(name, default)
 

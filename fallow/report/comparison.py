@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fallow.errors import UserError, suggest
+from fallow.measure.told import of_summary
 from fallow.methods import REGISTERED, find
 from fallow.report.paired import LEAST, WORDS, Difference, difference
 from fallow.report.reading import Run, completed, finite, flat, gathered, method_name, shortened
@@ -255,7 +255,7 @@ def _natural(head: tuple[str, ...]) -> list[tuple[str, float, str]]:
 # -- values --------------------------------------------------------------------------------------------------------------
 def _values(runs: Sequence[Run], statistic: str) -> tuple[dict[Path, float], bool, list[str]]:
     """A number of each run's summary, whether it is shown in per cent, and which runs have none."""
-    found = {run.path: value for run in runs if finite(value := number(run.summary, statistic))}
+    found = {run.path: value for run in runs if finite(value := of_summary(run.summary, statistic))}
     if not found:
         known = sorted({name for run in runs for name in numbers(run.summary)})
         raise UserError(f"no summary has a number {statistic!r}", suggest(statistic, known))
@@ -265,16 +265,6 @@ def _values(runs: Sequence[Run], statistic: str) -> tuple[dict[Path, float], boo
     return {path: 100 * value if share else value for path, value in found.items()}, share, notes
 
 
-def number(summary: Keys, name: str) -> Any:
-    """`last`, or `sites.berlin` of a section."""
-    found: Any = summary.get(name)
-    if found is None:
-        found = summary
-        for part in name.split("."):
-            found = found.get(part) if isinstance(found, dict) else None
-    return found
-
-
 def numbers(summary: Keys, prefix: str = "") -> list[str]:
     """The names of a summary's numbers."""
     out = []
@@ -282,7 +272,7 @@ def numbers(summary: Keys, prefix: str = "") -> list[str]:
         if isinstance(value, dict):
             out += numbers(value, f"{prefix}{name}.")
         elif finite(value):
-            out.append(prefix + name)
+            out.append(f"{prefix}{name}".removeprefix("scores."))
     return out
 
 

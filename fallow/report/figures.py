@@ -16,6 +16,7 @@ from fallow.errors import UserError, suggest
 from fallow.report import series
 from fallow.report.partition import partition
 from fallow.report.series import Curve, Group
+from fallow.runs.folder import warn
 
 COLUMN = 3.5  # inches, a column of a two-column page
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, told apart by all
@@ -58,7 +59,7 @@ def figure(
     if not 1 <= width <= 20:
         raise UserError(f"--width {width:g} is no width of a figure", "give inches, such as 3.5 for a column or 7 for a page")
     targets.file(path, "figure", force)
-    groups = series.groups(paths, names)
+    groups = series.groups(paths, names, tell=lambda sentence: warn(sentence.rstrip(".")))
     with matplotlib.rc_context(STYLE):
         canvas = Figure(layout="constrained")
         caption = FIGURES[name](canvas, Request(groups, width, list(parts)))

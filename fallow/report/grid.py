@@ -8,14 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import statistics
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,11 +21,14 @@ from fallow.errors import UserError, suggest
 from fallow.report import published
 from fallow.report.collect import thin
 from fallow.report.published import Figure, table_name
+from fallow.runs.jobs import Job, state
+from fallow.runs.room import Room
+from fallow.runs.runner import Event, Runner
 from fallow.runs.settings import Cell, Grid, Keys, differences, recipe, recipes, resolve, slug
+from fallow.runs.workers import Hands, Here, Workers
 
 Tell = Callable[[str], None]
 TABLES = ("table.md", "table.tex", "table.csv")
-CHILD = "import ctypes; ctypes.CDLL(None).prctl(1, 9); from fallow.cli import main; main()"  # dies with its parent
 
 
 @dataclass(frozen=True)
@@ -164,115 +161,68 @@ def run(
 ) -> list[Failure]:
     """Runs what is not finished; a run that was cut goes on, one that fails is told and the others go on."""
     count = grids.grid.seeds if seeds is None else seeds
-    todo = [(e, s) for s in range(count) for e in grids.entries if not e.missing]  # one seed everywhere first
-    there: dict[tuple[str, str | None], bool] = {}
-    looking = threading.Lock()
-
-    def has_data(entry: Entry) -> bool:
-        """Whether the entry's data set can be read; where it cannot, that is told once."""
-        o = resolve(entry.keys, grids.given)[1]
-        with looking:
-            if (o.data, o.data_dir) not in there:
-                try:
-                    sources.load(o.data, o.data_dir, download, size=o.image.size if o.image.fit == "resize" else None)
-                except UserError as e:
-                    tell(f"{e} Its runs are left out.")
-                    there[o.data, o.data_dir] = False
-                else:
-                    there[o.data, o.data_dir] = True
-            return there[o.data, o.data_dir]
-
-    def one(work: tuple[Entry, int], wait: bool = False) -> Failure | None:
-        entry, seed = work
-        try:
-            with _only_here(out / entry.folder / f"seed-{seed}", wait) as mine:
-                if not mine:
-                    busy.append(work)
-                    return None
-                said = _done(grids, entry, seed, out)
-                if said is None and not has_data(entry):
-                    return Failure(entry, seed, "no data")
-                said = said or _run(grids, entry, seed, out, apart=jobs > 1)
-        except KeyboardInterrupt:
-            raise
-        except Exception as e:  # a bug in one cell must not cost the others
-            why = str(e) if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
-            tell(f"{entry.name}, seed {seed}: failed: {why}")
-            return Failure(entry, seed, why)
-        tell(f"{entry.name}, seed {seed}: {said}")
-        return None
-
-    def waiting() -> Iterator[tuple[Entry, int]]:
-        """What others were at when its turn came: they may have finished it by now, or been killed over it."""
-        for entry, seed in busy:
-            tell(f"{entry.name}, seed {seed}: another process runs it, which is waited for")
-            yield entry, seed
-
-    busy: list[tuple[Entry, int]] = []
-    with ThreadPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
-        failures = [f for f in (pool.map(one, todo) if pool else map(one, todo)) if f]
-    return failures + [f for f in (one(work, wait=True) for work in waiting()) if f]
+    made: dict[str, tuple[Entry, int]] = {}
+    todo, failures, there = [], [], _Data(grids, download, tell)
+    for seed in range(count):  # one seed everywhere first
+        for entry in grids.entries:
+            if entry.missing:
+                continue
+            try:
+                job = _job(grids, entry, seed, out)
+                if state(job) != "done" and not there.has(entry):
+                    failures.append(Failure(entry, seed, "no data"))
+                    continue
+            except UserError as e:
+                tell(f"{entry.name}, seed {seed}: failed: {e}")
+                failures.append(Failure(entry, seed, str(e)))
+                continue
+            todo.append(job)
+            made[job.name] = (entry, seed)
+    apart = jobs > 1
+    hands: Hands = Workers(grids.folder(out) / "logs") if apart else Here()
+    runner = Runner(todo, jobs, Room(), hands, lambda event: _say(event, made, tell))
+    return failures + [Failure(*made[failure.job.name], failure.why) for failure in runner.go()]
 
 
-@contextmanager
-def _only_here(path: Path, wait: bool) -> Iterator[bool]:
-    """Whether no other `fallow table` is at a run."""
-    with disk.told(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with disk.only_one(path, wait) as mine:
-        yield mine
+class _Data:
+    """Whether an entry's data set can be read; where it cannot, that is told once."""
+
+    def __init__(self, grids: Grids, download: bool, tell: Tell):
+        self.grids, self.download, self.tell = grids, download, tell
+        self.known: dict[tuple[str, str | None], bool] = {}
+
+    def has(self, entry: Entry) -> bool:
+        o = resolve(entry.keys, self.grids.given)[1]
+        name = (o.data, o.data_dir)
+        if name not in self.known:
+            try:
+                sources.load(o.data, o.data_dir, self.download, size=o.image.size if o.image.fit == "resize" else None)
+            except UserError as e:
+                self.tell(f"{e} Its runs are left out.")
+                self.known[name] = False
+            else:
+                self.known[name] = True
+        return self.known[name]
 
 
-def _done(grids: Grids, entry: Entry, seed: int, out: Path) -> str | None:
-    """What a finished run came to; None if there is something left to do."""
+def _job(grids: Grids, entry: Entry, seed: int, out: Path) -> Job:
+    keys = merge(grids.given, {"method": entry.row, "setting": entry.cell.name, "seed": seed})
     path = out / entry.folder / f"seed-{seed}"
-    if not (path / "config.yaml").is_file():
-        _clear(path)
-        return None
-    other = differences(read_yaml(path / "config.yaml"), grids.expected(entry, seed))
-    if other:
-        raise UserError(
-            f"{path} was run with other settings ({_told(other)})", "choose another folder with --out, or remove it"
-        )
-    summary = _summary(path)
-    return f"{_percent(summary)} (was finished)" if summary and summary["status"] == "finished" else None
+    return Job(str(path.relative_to(out)), path, grids.recipe, keys, grids.expected(entry, seed))
 
 
-def _clear(path: Path) -> None:
-    """Removes what a run left that was cut off before it began, and nothing else."""
-    if not path.exists():
+def _say(event: Event, made: dict[str, tuple[Entry, int]], tell: Tell) -> None:
+    if event.job is None or event.what in ("started", "goes on"):
         return
-    left = [p.name for p in path.iterdir()] if path.is_dir() else [path.name]
-    foreign = [name for name in left if name != ".lock" and not re.fullmatch(r"\.config\.yaml\.([0-9]+\.)?part", name)]
-    if foreign:
-        raise UserError(f"{path} is no run, but {foreign[0]} lies there", "choose another folder with --out, or move it away")
-    shutil.rmtree(path)
-
-
-def _run(grids: Grids, entry: Entry, seed: int, out: Path, apart: bool) -> str:
-    place, name = out / entry.folder, f"seed-{seed}"
-    there = (place / name / "config.yaml").is_file()
-    words = {"method": entry.row, "setting": entry.cell.name, "seed": seed}
-    if apart:
-        if there:
-            command = ["resume", str(place / name), "--quiet"]
-        else:
-            pairs = [f"{k}={v}" for k, v in words.items()]
-            command = ["run", grids.recipe, *pairs, *grids.more, "--out", str(place), "--name", name, "--quiet"]
-        ended = subprocess.run([sys.executable, "-c", CHILD, *command], capture_output=True, text=True)
-        if ended.returncode:
-            lines = (ended.stderr or ended.stdout).strip().splitlines() or [f"exit code {ended.returncode}"]
-            raise UserError(lines[-1].removeprefix("error: ").rstrip("."), f"see `fallow run {grids.recipe}`")
-    else:
-        from fallow import runs
-
-        if there:
-            runs.resume(place / name)
-        else:
-            runs.run(grids.recipe, out=place, name=name, **merge(grids.given, words))
-    summary = _summary(place / name)
-    assert summary is not None
-    return f"{_percent(summary)} in {summary['seconds']:.0f} s" + (" (resumed)" if there else "")
+    entry, seed = made[event.job.name]
+    words = {
+        "was finished": f"{event.said} (was finished)",
+        "finished": f"{event.said} in {event.seconds:.0f} s{' (resumed)' if event.begun else ''}",
+        "failed": f"failed: {event.said}",
+        "cut": f"was cut ({event.said}); it will go on",
+        "waits": "another process runs it, which is waited for",
+    }
+    tell(f"{entry.name}, seed {seed}: {words[event.what]}")
 
 
 def _summary(path: Path) -> dict[str, Any] | None:
@@ -281,14 +231,6 @@ def _summary(path: Path) -> dict[str, Any] | None:
     except (UserError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) and {"status", "last", "best"} <= set(found) else None
-
-
-def _percent(summary: dict[str, Any]) -> str:
-    return f"last {_two(summary['last'])}, best {_two(summary['best'])}"
-
-
-def _two(share: float | None) -> str:
-    return "none" if share is None else f"{100 * share:.2f}"
 
 
 def _told(keys: Keys) -> str:

@@ -17,6 +17,7 @@ from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.paths import user_path
 from fallow.report.cells import BESIDE, Place, places
+from fallow.report.scored import scores as scores_of
 from fallow.runs.folder import Row, RunFolder, runs_below
 from fallow.runs.settings import UNHASHED, Keys
 from fallow.runs.warned import stored
@@ -104,7 +105,11 @@ class Gathered:
 
 def gathered(paths: Iterable[str | Path]) -> Gathered:
     """The runs that count: who takes a mean over seeds takes it over these."""
-    return counting(*readable(paths))
+    runs, notes = readable(paths)
+    counted = counting(runs, notes)
+    if not counted.runs:
+        raise UserError(f"none of these runs is finished, {runs[0].path} for one", f"go on with it by `fallow resume {runs[0].path}`, or wait for it")
+    return counted
 
 
 def readable(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
@@ -120,25 +125,31 @@ def readable(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     return runs, [f"Left out: {e.cause}." for e in complaints]
 
 
-def counting(runs: Sequence[Run], notes: Sequence[str] = ()) -> Gathered:
-    """Of these runs the finished ones, each seed of the same settings once."""
+def counting(runs: Sequence[Run], notes: Sequence[str] = (), going: bool = False, alone: bool = False) -> Gathered:
+    """Of these runs the finished ones, each seed of the same settings once.
+
+    With `going` those that go on count as well, and with `alone` those that did not end, where no other has their settings.
+    """
+    ended = {run.family for run in runs if run.status == "finished"}
     kept: dict[tuple[str, int], Run] = {}
-    same, other = list[str](), list[str]()
-    for run in (run for run in runs if run.status == "finished"):
+    same, other, cut = list[str](), list[str](), list[str]()
+    for run in sorted(runs, key=lambda run: run.status != "finished"):  # a finished run before one of the same seed that is not
+        if run.status != "finished" and not (going and run.status == "running") and not (alone and run.family not in ended):
+            cut.append(f"{run.path} ({run.status}, round {run.done} of {run.config.get('rounds', '?')})")
+            continue
         first = kept.setdefault((run.family, run.seed), run)
         if first is not run:
-            alike = all(first.summary.get(k) == run.summary.get(k) for k in ("last", "best"))
+            alike = run.done == first.done and [s for s, _ in run.scores()[-1:]] == [s for s, _ in first.scores()[-1:]]
             (same if alike else other).append(f"{run.path} ({'as' if alike else 'unlike'} {first.path})")
     told = list(notes)
-    if cut := [f"{run.path} ({run.status}, round {run.done} of {run.config.get('rounds', '?')})" for run in runs if run.status != "finished"]:
+    if cut:
         told.append(f"Left out, not finished: {_listed(cut)}.")
     if same:
         told.append(f"The same settings and seed again count once: {_listed(same)}.")
     if other:
         told.append(f"The same settings and seed again, with another result; the first counts: {_listed(other)}.")
-    if not kept:
-        raise UserError(f"none of these runs is finished, {runs[0].path} for one", f"go on with it by `fallow resume {runs[0].path}`, or wait for it")
-    return Gathered(list(kept.values()), told)
+    chosen = {id(run) for run in kept.values()}
+    return Gathered([run for run in runs if id(run) in chosen], told)
 
 
 def _listed(words: Sequence[str], most: int = 6) -> str:
@@ -161,14 +172,16 @@ def _defaults(method: str) -> Keys:
     return find(method).Options().model_dump(mode="json")
 
 
-def payload(paths: Sequence[Path]) -> Keys:
-    """All that the page shows."""
-    runs = [Run.at(path) for path in paths]
+def payload(paths: Sequence[Path], live: bool = False) -> Keys:
+    """All that the page shows; `aside` are the runs that enter no mean, unless one switches them on."""
+    runs, damaged = readable(paths)
+    counted = counting(runs, damaged, going=live, alone=True)
+    in_means = {run.path for run in counted.runs}
     families = list(dict.fromkeys(run.family for run in runs))
     first = {run.family: run for run in reversed(runs)}
     groups = [first[name] for name in families]
     federations: dict[str, Keys] = {}
-    told, left_out = [], []
+    told, left_out = [], [sentence.removesuffix(".") for sentence in damaged]
     for run in runs:
         try:
             held = federation(run.path)
@@ -177,13 +190,14 @@ def payload(paths: Sequence[Path]) -> Keys:
             left_out.append(f"{e.cause}; the page says nothing of who held what in that run")
         if held:
             federations.setdefault(held["fingerprint"], held)
-        told.append(_told(run) | {"group": families.index(run.family), "federation": held and held["fingerprint"]})
+        told.append(_told(run) | {"group": families.index(run.family), "federation": held and held["fingerprint"], "aside": run.path not in in_means})
     names = named([g.config for g in groups], [places(g.config, g.path) for g in groups])
     return {
         "runs": told,
         "groups": [{"name": n, "method": method_name(g.config), "config": flat(g.config)} for n, g in zip(names, groups)],
         "federations": list(federations.values()),
         "left_out": left_out,
+        "notes": counted.notes,
     }
 
 
@@ -191,6 +205,9 @@ def _told(run: Run) -> Keys:
     scores, s = run.scores(), run.summary
     best = max(scores, key=lambda x: (x[0], -x[1]), default=(None, None))
     columns, vectors = columned(run.rows)
+    scored = scores_of(run.summary) if run.status != "running" else {}
+    if scored.get("test") and "class_accuracy" not in vectors:  # with the key `measure` it is there for rounds before, too
+        vectors["class_accuracy"] = {"round": [run.done], "values": [scored["test"]["by_class"]]}
     return {
         "path": str(run.path),
         "seed": run.seed,
@@ -203,6 +220,7 @@ def _told(run: Run) -> Keys:
         "seconds": plain(sum(_seconds(row) for row in run.rows)),
         "columns": columns,
         "vectors": vectors,
+        "scores": scored,
         "warnings": stored(run.path, s, run.status != "running"),
         "published": [_published(p) for p in places(run.config, run.path)],
         "made": {k: str(s[k]) for k in ("device", "commit", "config_hash", "fingerprint") if s.get(k)} | _versions(s),

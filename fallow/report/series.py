@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.report.cells import places
-from fallow.report.reading import Run, found, named
+from fallow.report.reading import Run, counting, named, readable
 
 Floats = np.ndarray
 
@@ -34,9 +34,16 @@ class Curve:
     count: int
 
 
-def groups(paths: Sequence[str | Path], names: Sequence[str] | None = None) -> list[Group]:
-    """The runs in groups, in the order given; named by the settings in which the groups differ, or as `names` says."""
-    runs = [Run.at(path) for path in found(paths)]
+def groups(paths: Sequence[str | Path], names: Sequence[str] | None = None, tell: Callable[[str], None] = lambda sentence: None) -> list[Group]:
+    """The runs in groups, in the order given; named by the settings in which the groups differ, or as `names` says.
+
+    Each seed counts once, and runs that did not end do not count, unless none did. What is left out is told.
+    """
+    there, notes = readable(paths)
+    counted = counting(there, notes, alone=not any(run.status == "finished" for run in there))
+    runs = counted.runs
+    for sentence in counted.notes:
+        tell(sentence)
     families = {family: tuple(r for r in runs if r.family == family) for family in dict.fromkeys(r.family for r in runs)}
     first = [members[0] for members in families.values()]
     labels = [_capital(name) for name in named([r.config for r in first], [places(r.config, r.path) for r in first])]

@@ -67,7 +67,7 @@ class Watch:
 
     def data(self) -> dict[str, Any]:
         state = self.state()  # taken first: what is written meanwhile is news the next time
-        return reading.payload(reading.found(self.paths)) | {"live": True, "state": state}
+        return reading.payload(reading.found(self.paths), live=True) | {"live": True, "state": state}
 
 
 def _mark(file: Path) -> str:

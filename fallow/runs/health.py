@@ -70,10 +70,12 @@ class Facts:
 
 def findings(rows: Sequence[Row], facts: Facts) -> list[Finding]:
     """All that stands against a run after these rounds, the worst first."""
-    if not rows or rows[-1]["round"] < LEAST or facts.rounds < SHORTEST:
+    if not rows:
         return []
+    if rows[-1]["round"] < LEAST or facts.rounds < SHORTEST:
+        return list(_idle(rows, facts))
     rules: tuple[Callable[[Sequence[Row], Facts], Iterator[Finding]], ...] = (
-        _lost_loss, _still, _at_chance, _nothing_accepted, _one_class, _few_steps, _falling, _labels_alone,
+        _idle, _lost_loss, _still, _at_chance, _nothing_accepted, _one_class, _few_steps, _falling, _labels_alone,
     )  # fmt: skip
     return [finding for rule in rules for finding in rule(rows, facts)]
 
@@ -122,6 +124,14 @@ def percent(share: float) -> str:
 
 
 # -- the rules ---------------------------------------------------------------------------------------------------------
+def _idle(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
+    if all(r.get("descended") is False for r in rows):
+        remedy = "call one of them with the loss, or hold nets that stay as they are with Net(train=False)"
+        yield Finding("no-descend", rows[0]["round"], "no step has called s.descend or s.apply, so nothing is trained", remedy)
+    for name in rows[0].get("unused") or ():
+        yield Finding("unused", rows[0]["round"], f"the method holds {name!r}, which no hook used in the first round", f"take it out of `holds`, or use s.{name} in the step")
+
+
 def _lost_loss(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     since = _since(rows, lambda r: None if "loss" not in r else r["loss"] is None)
     if since and any(r.get("loss") is not None for r in rows) and rows[-1]["round"] - since + 1 >= LEAST:

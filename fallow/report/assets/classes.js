@@ -36,7 +36,12 @@ function dotCard(spec) {
   return { spec, card, update, has: () => having().length > 0 };
 }
 
-const classNames = (count) => page.federations.find((f) => f.classes.length === count)?.classes || [...Array(count).keys()].map(String);
+/** Names of so many classes; numbers where data sets of different names are beside each other. */
+function classNames(count) {
+  const known = ({ classes }) => (classes.at(-1) === "unknown" && classes.length === count + 1 ? classes.slice(0, -1) : classes);
+  const found = page.federations.map(known).filter((classes) => classes.length === count);
+  return found.length && found.every((classes) => classes.join() === found[0].join()) ? found[0] : [...Array(count).keys()].map(String);
+}
 
 /** Mean and deviation by class over runs, each at its last measured round up to the one asked for. */
 function byClass(runs, name, round) {

@@ -3,6 +3,10 @@ cardSection("Accuracy over rounds", ["Line: mean over the runs that differ only 
   { ...chart("Test accuracy in %", "accuracy"), ...shares, full: true, marks: publishedMarks, control: zoomButtons },
   chart("Test loss", "test_loss", { note: "mean over the test set" }),
   chart("Training loss", "loss", { note: "mean over a round's steps" }),
+  { ...chart("Validation accuracy", "validation_accuracy", { note: "on labels held out of training, in %" }), ...shares },
+  { ...chart("Balanced accuracy", "balanced_accuracy", { note: "mean of the classes' accuracies on the test set, in %" }), ...shares },
+  chart("Macro F1", "macro_f1", { note: "mean over classes, on the test set" }),
+  { ...chart("Calibration error", "calibration_error", { note: "mean gap between confidence and share right, in %" }), ...shares, zero: true },
 ]);
 
 function publishedMarks() {
@@ -66,5 +70,5 @@ cardSection("Bytes and seconds", "What a round costs. Bytes are those of the ten
   { title: "Seconds over rounds", note: "a whole round", format: seconds, tick: (v) => seconds(v, round3), zero: true, lines: () => [{ column: "seconds.round" }] },
 ]);
 
-const KNOWN = /^(round|accuracy|test_loss|loss|label_.*|balanced_accuracy|macro_f1|calibration_error|(optimizer_)?bytes_.*|seconds\..*|prior_js(_min|_max)?\..*|diversity\..*|R|lr|clients|client_steps)$/;
+const KNOWN = /^(round|accuracy|test_loss|loss|label_.*|validation_.*|balanced_accuracy|macro_f1|calibration_error|(optimizer_)?bytes_.*|seconds\..*|prior_js(_min|_max)?\..*|diversity\..*|R|lr|clients|client_steps)$/;
 cardSection("What the method logs", null, () => [...new Set(page.runs.flatMap((run) => Object.keys(run.columns)))].filter((c) => !KNOWN.test(c)).sort().map((c) => chart(c, c)));

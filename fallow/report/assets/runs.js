@@ -3,6 +3,8 @@ const page = { runs: [], groups: [], federations: [], off: new Set(), each: fals
 
 function take(data) {
   const switched = new Set([...page.off]);
+  data.runs.filter((run) => run.aside && !page.runs.some((old) => old.path === run.path && old.aside)).forEach((run) => switched.add(run.path));
+  page.runs.filter((old) => old.aside && !data.runs.some((run) => run.path === old.path && run.aside)).forEach((old) => switched.delete(old.path));
   Object.assign(page, data, { off: switched });
   page.groups.forEach((group, number) => {
     group.number = number;

@@ -1,6 +1,6 @@
 // The page as a whole: title, legend, theme, and news from a run that goes on.
 const ORDER = [
-  "Warnings", "Results", "Beside the published figures", "Accuracy over rounds", "Pseudo-labels", "Classes", "Prior bias", "Federation",
+  "Warnings", "Results", "Beside the published figures", "Accuracy over rounds", "Scores", "Pseudo-labels", "Classes", "Prior bias", "Federation",
   "Gradient diversity", "Bytes and seconds", "What the method logs", "Settings", "Runs",
 ];
 
@@ -60,6 +60,7 @@ function heading() {
     same("labels") && `labels=${same("labels")}`, f && `${thousands(f.totals.labelled + f.server.reduce((a, b) => a + b, 0))} labelled and ${thousands(f.totals.unlabelled)} unlabelled samples`,
     spread_of && `split ${spread_of}`, same("model"), same("rounds") && several(+same("rounds"), "round"),
   ].filter(Boolean).join(" · ");
+  $("aside").textContent = page.notes.join(" ");
   $("made").textContent = `Made by fallow ${page.version}${page.made ? ` on ${page.made}` : ""}. Charts: uPlot, MIT licence.`;
 }
 
