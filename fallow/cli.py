@@ -33,6 +33,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that Fallow did not make.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without image files that cannot be read.")]
 BestRound = Annotated[bool, typer.Option("--best", help="The weights of the best round by validation, not of the last.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code that the folder or the recipe names, with your rights.")]
 
@@ -130,6 +131,7 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
+    skip_bad: SkipBad = False,
     trust: Trust = False,
     jobs: Annotated[int | None, typer.Option(help="Of a grid: runs at a time at most (default: as the machine allows).", min=1)] = None,
     show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
@@ -151,6 +153,8 @@ def run(
 
     if data_dir:
         keys["data_dir"] = data_dir
+    if skip_bad:
+        keys["skip_bad"] = True
     if grid := sweep.grid(recipe, keys):
         if stop_after is not None:
             raise UserError("--stop-after is for one run, and these keys ask for several", "leave it out; Ctrl-C stops all, and the same command goes on")
@@ -236,6 +240,7 @@ def split(
     picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
     save: Annotated[str | None, typer.Option(help="File for the federation (.npz).")] = None,
     force: Force = False,
+    skip_bad: SkipBad = False,
     trust: Trust = False,
 ) -> None:
     """Show who holds what: a table and a picture.
@@ -246,7 +251,7 @@ def split(
     from fallow.data.federate import table
     from fallow.data.picture import lines
     from fallow.data.picture import picture as draw
-    from fallow.runs.data import sentences
+    from fallow.progress import Bar
 
     recipe, keys = _words(words)
     if picture:
@@ -255,10 +260,11 @@ def split(
         targets.file(Path(save), "split --save", force, "--save")
     if data_dir:
         keys["data_dir"] = data_dir
-    _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust)
+    if skip_bad:
+        keys["skip_bad"] = True
+    with Bar(console) as bar:
+        _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust, watch=bar)
     labels, classes = source.train.labels.numpy(), len(source.classes)
-    for sentence in sentences(options, source):
-        console.say(sentence)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for line in lines(summary):
@@ -272,6 +278,19 @@ def split(
         with disk.told(Path(save), "make its folder first, or choose another with --save"):
             federation.save(Path(save))
         console.say(f"federation: {save}")
+
+
+@app.command()
+def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove all of them.")] = False) -> None:
+    """Decoded images that later runs map from disk: what is kept where."""
+    from fallow.listing import cached
+
+    if clear:
+        from fallow.data.readers import kept
+
+        console.say(f"removed: {kept.clear()}")
+        return
+    console.rows(cached())
 
 
 @app.command()

@@ -155,3 +155,16 @@ def _run_row(result: Any) -> tuple[str, ...]:
         "" if s["last"] is None else f"{100 * s['last']:.2f}", "" if s["best"] is None else f"{100 * s['best']:.2f}",
         "" if ratio is None else f"{100 * ratio:.0f}", f"{s['seconds_per_round']:.2f}",
     )  # fmt: skip
+
+
+def cached() -> Rows:
+    """Decoded images that are kept, the last used first."""
+    from datetime import datetime
+
+    from fallow.data.readers import kept
+    from fallow.limits import amount
+
+    found = kept.entries()
+    title = ("images of", "images", "takes", "last used", f"in {kept.home()}")
+    rows = [(e.data, f"{e.images:,}", amount(e.bytes), datetime.fromtimestamp(e.used).strftime("%Y-%m-%d %H:%M"), e.path.name) for e in found]
+    return [title, *(rows or [("nothing is kept", "", "", "", "")])]

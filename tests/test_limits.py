@@ -26,7 +26,7 @@ from test_page import fabricated, row, watching
 from fallow import disk, limits
 from fallow.config import parse_pairs, read_yaml
 from fallow.data.holdings import Federation
-from fallow.data.readers import archives, images
+from fallow.data.readers import archives, images, kept
 from fallow.data.readers.holdout import in_order
 from fallow.data.readers.pickled import Array, Refused, parsed
 from fallow.data.sources import fit, from_dataset, load
@@ -218,6 +218,7 @@ def test_images_that_do_not_fit_are_told_before_they_are_decoded(tmp_path, monke
         load(f"folder:{tmp_path}", size=100_000)
     assert load(f"folder:{tmp_path}", size=8).size == 8
     monkeypatch.setattr(images, "LARGE", 999_999)
+    kept.clear()  # what was decoded is not decoded again
     with pytest.raises(UserError, match=r"1.png cannot be used: decoding 1000x1000 pixels takes 15.3 MiB"):
         load(f"folder:{tmp_path}", size=8)
 
