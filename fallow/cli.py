@@ -346,8 +346,8 @@ def _print_comparison(found: Any) -> None:
 
 @app.command()
 def table(
-    paper: Annotated[str, typer.Argument(help="A paper with recipes: semifl, fedrgd, fedloke, feddure, feddb.")],
-    name: Annotated[str, typer.Argument(metavar="TABLE", help="1, II, fig7, ...")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER|FILE.yaml", help="A paper with recipes (semifl, fedrgd, fedloke, feddure, feddb), or a file.")],
+    name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="1, II, fig7, ...; of a file: its folder's name.", show_default=False)] = None,
     only: Annotated[list[str] | None, typer.Option(help="key=value; a part of it (also method=ROW, setting=...).")] = None,
     given: Annotated[list[str] | None, typer.Option("--set", help="key=value; a further key for every run.")] = None,
     source: Annotated[str | None, typer.Option("--from", help="Read results from this folder; run nothing.")] = None,
@@ -355,18 +355,25 @@ def table(
     seeds: Annotated[int | None, typer.Option(help="How many seeds (default: the paper's).", min=1, max=10_000)] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
     collect: Annotated[str | None, typer.Option(help="Then thin the finished runs into this folder.")] = None,
+    file: Annotated[str | None, typer.Option("-o", help="A further file for the table: .md, .csv or .tex.")] = None,
+    format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
     force: Force = False,
     data_dir: DataDir = None,
     download: Download = False,
+    trust: Trust = False,
 ) -> None:
-    """Run a paper's table, beside the published figures.
+    """Run a paper's table, or one of your own.
 
     What is finished is not run again.
     """
-    from fallow.report import grid
+    from fallow import disk
+    from fallow.report import grid, written
     from fallow.report.table import Table as Printed
 
-    grids = grid.Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])])
+    form = written.format_of(format, Path(file) if file else None)
+    if file:
+        targets.file(Path(file), "table", force)
+    grids = grid.Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])], trust=trust)
     place, failures = Path(source or out or "runs"), []
     if source and not place.is_dir():
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
@@ -374,10 +381,17 @@ def table(
     if not source:
         failures = grid.run(grids, place, seeds, jobs, console.say, download)
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
-    console.say(shown.caption())
-    console.rows([shown.title(), *shown.rows()])
-    if any(shown.near(line) for line in shown.lines):
-        console.say(shown.FOOT)
+    if form and not file:
+        console.print(shown.FORMATS[form](shown), soft_wrap=True, end="")
+    else:
+        console.say(shown.caption())
+        for rows in shown.printed():
+            console.rows(rows)
+        for sentence in shown.below():
+            console.say(sentence)
+    if form and file:
+        disk.write(Path(file), shown.FORMATS[form](shown), "make its folder first, or choose another with -o")
+        console.say(f"written: {file}")
     if out or not source:
         console.say(f"written: {shown.write(Path(out or place))}/table.md, table.tex, table.csv")
     if collect:

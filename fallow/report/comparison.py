@@ -74,6 +74,7 @@ class Comparison:
     cells: dict[Place, Entry]
     notes: list[str] = field(default_factory=list)
     against: int = 0  # the row that others are compared with
+    published: dict[Place, str] = field(default_factory=dict)  # figures to stand beside ours
 
     def best(self) -> set[Place]:
         """In each column with several rows the best mean, and those within its standard error."""
@@ -106,15 +107,18 @@ class Comparison:
         spread = f", mean ± standard deviation over {self.seeds()} seeds" if several else ", one seed"
         return f"{what[:1].upper()}{what[1:]}{' in %' if self.share else ''}{spread}"
 
-    def shown(self, entry: Entry) -> str:
-        """A cell's text; n where cells have different ones."""
-        return str(entry) + (f" (n {entry.n})" if "to" in self.seeds() else "")
+    def shown(self, at: Place) -> str:
+        """A cell's text: ours, with n where cells have different ones."""
+        entry = self.cells.get(at)
+        return "" if entry is None else str(entry) + (f" (n {entry.n})" if "to" in self.seeds() else "")
 
     def below(self) -> list[str]:
         """What is said below the table."""
         out = list(self.notes)
         if self.best():
             out.insert(0, "Marked is the best of a column, and what lies within the best's standard error.")
+        if self.published:
+            out.append("In brackets: the published figure.")
         if self.differences():
             out.append(self._tested())
         return out
