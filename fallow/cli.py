@@ -188,6 +188,7 @@ def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
 @app.command()
 def resume(
     path: Annotated[str, typer.Argument(metavar="RUN")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[rounds=N]", show_default=False)] = None,
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
     trust: Trust = False,
@@ -195,17 +196,27 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped or killed.
 
-    It comes to the same end as if it had not been.
+    It comes to the same end as if it had not been. With `rounds=N` it is made longer, a finished one too.
     """
     from fallow import runs
     from fallow.progress import Bar
     from fallow.runs.interrupts import stopping
 
     with stopping(), Bar(console, quiet) as bar:
-        result = runs.resume(path, stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
+        result = runs.resume(path, rounds=_rounds(words), stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
     if not bar.started:
         console.say(f"The run {result.path} is finished; nothing to do.")
     _print_result(result, quiet)
+
+
+def _rounds(words: list[str] | None) -> Any:
+    from fallow.config import parse_pairs
+
+    keys = parse_pairs(words or ())
+    for key in keys:
+        if key != "rounds":
+            raise UserError(f"{key} cannot be changed on resume", "only rounds can, to make the run longer; start a new run for other keys")
+    return keys.get("rounds")
 
 
 def _kinds() -> list[str]:
@@ -249,6 +260,7 @@ def split(
     """
     from fallow import disk, runs
     from fallow.data.federate import table
+    from fallow.data.picture import lines
     from fallow.data.picture import picture as draw
     from fallow.progress import Bar
 
@@ -266,8 +278,8 @@ def split(
     labels, classes = source.train.labels.numpy(), len(source.classes)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
-    for name, value in summary.items():
-        console.say(f"{name.replace('_', ' ')}: {value}")
+    for line in lines(summary):
+        console.say(line)
     where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed_of('split')}.png")
     targets.file(where, "split", force, "--picture")
     with disk.told(where, "make its folder first, or choose another with --picture"):
@@ -277,6 +289,46 @@ def split(
         with disk.told(Path(save), "make its folder first, or choose another with --save"):
             federation.save(Path(save))
         console.say(f"federation: {save}")
+
+
+@app.command()
+def check(
+    words: Annotated[list[str] | None, typer.Argument(metavar="DATA [KEY=VALUE]...", show_default=False)] = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
+    force: Force = False,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Look at every image of a data set: what is there, and what is wrong.
+
+    Ends with exit code 1 if a problem is found.
+    """
+    from fallow import disk
+    from fallow.data import check_picture, checking
+    from fallow.progress import Files
+
+    data, keys = checking.asked(words or [])
+    where = check_picture.writable(Path(picture or f"check-{checking.plain(data)}.png"), force)
+    with Files(console) as tell:
+        found = checking.check(data, data_dir or keys.data_dir, keys.layout, skip_bad or keys.skip_bad, download, tell)
+    for line in found.said[:1]:
+        console.say(line)
+    for rows in (checking.by_site(found), checking.by_class(found), checking.by_size(found)):
+        console.print()
+        console.rows(rows)
+    console.print()
+    for line in checking.facts(found):
+        console.say(line)
+    with disk.told(where, "make its folder first, or choose another with --picture"):
+        check_picture.picture(found, where)
+    console.say(f"picture: {where}")
+    problems = found.problems()
+    for number, (cause, remedy) in enumerate(problems, 1):
+        console.say(f"problem {number} of {len(problems)}: {cause}; {remedy}.")
+    if problems:
+        raise typer.Exit(1)
+    console.say("no problem found")
 
 
 @app.command()
@@ -345,8 +397,8 @@ def _print_comparison(found: Any) -> None:
 
 @app.command()
 def table(
-    paper: Annotated[str, typer.Argument(help="A paper with recipes: semifl, fedrgd, fedloke, feddure, feddb.")],
-    name: Annotated[str, typer.Argument(metavar="TABLE", help="1, II, fig7, ...")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER|FILE.yaml", help="A paper with recipes (semifl, fedrgd, fedloke, feddure, feddb), or a file.")],
+    name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="1, II, fig7, ...; of a file: its folder's name.", show_default=False)] = None,
     only: Annotated[list[str] | None, typer.Option(help="key=value; a part of it (also method=ROW, setting=...).")] = None,
     given: Annotated[list[str] | None, typer.Option("--set", help="key=value; a further key for every run.")] = None,
     source: Annotated[str | None, typer.Option("--from", help="Read results from this folder; run nothing.")] = None,
@@ -354,18 +406,25 @@ def table(
     seeds: Annotated[int | None, typer.Option(help="How many seeds (default: the paper's).", min=1, max=10_000)] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
     collect: Annotated[str | None, typer.Option(help="Then thin the finished runs into this folder.")] = None,
+    file: Annotated[str | None, typer.Option("-o", help="A further file for the table: .md, .csv or .tex.")] = None,
+    format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
     force: Force = False,
     data_dir: DataDir = None,
     download: Download = False,
+    trust: Trust = False,
 ) -> None:
-    """Run a paper's table, beside the published figures.
+    """Run a paper's table, or one of your own.
 
     What is finished is not run again.
     """
-    from fallow.report import grid
+    from fallow import disk
+    from fallow.report import grid, written
     from fallow.report.table import Table as Printed
 
-    grids = grid.Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])])
+    form = written.format_of(format, Path(file) if file else None)
+    if file:
+        targets.file(Path(file), "table", force)
+    grids = grid.Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])], trust=trust)
     place, failures = Path(source or out or "runs"), []
     if source and not place.is_dir():
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
@@ -373,10 +432,17 @@ def table(
     if not source:
         failures = grid.run(grids, place, seeds, jobs, console.say, download)
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
-    console.say(shown.caption())
-    console.rows([shown.title(), *shown.rows()])
-    if any(shown.near(line) for line in shown.lines):
-        console.say(shown.FOOT)
+    if form and not file:
+        console.print(shown.FORMATS[form](shown), soft_wrap=True, end="")
+    else:
+        console.say(shown.caption())
+        for rows in shown.printed():
+            console.rows(rows)
+        for sentence in shown.below():
+            console.say(sentence)
+    if form and file:
+        disk.write(Path(file), shown.FORMATS[form](shown), "make its folder first, or choose another with -o")
+        console.say(f"written: {file}")
     if out or not source:
         console.say(f"written: {shown.write(Path(out or place))}/table.md, table.tex, table.csv")
     if collect:

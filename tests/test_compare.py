@@ -17,7 +17,7 @@ from scipy import stats
 from fallow.config import dump
 from fallow.errors import UserError
 from fallow.report import paired, reading, series, written
-from fallow.report.comparison import compared
+from fallow.report.comparison import Comparison, Entry, compared
 from fallow.runs.settings import resolve
 
 LABELS = {"data": "digits", "label_count": 100, "clients": 5}
@@ -160,6 +160,21 @@ def test_what_each_method_has_of_its_own_makes_no_rows(tmp_path: Path) -> None:
     assert compared([one, other, b]).rows == ["FixMatch threshold=0.6", "FixMatch threshold=0.8", "FedAvg"]
 
 
+def test_steps_that_are_fitted_to_each_split_make_no_rows(tmp_path: Path) -> None:
+    """Other steps with other seeds are one cell, which is told; with the same seed they are two."""
+    for seed, steps in enumerate((24, 25, 24)):
+        run(tmp_path / f"a{seed}", 0.5 + seed / 100, seed, method="fixmatch", steps=steps, partition="dirichlet-capped:0.3")
+    run(tmp_path / "b", 0.6, 0, method="fedavg", steps=25, partition="dirichlet-capped:0.3")
+    c = compared([tmp_path])
+    assert c.rows == ["FixMatch", "FedAvg"] and c.cells[0, 0].n == 3 and c.cells[0, 0].mean == pytest.approx(51)
+    assert "The seeds of a cell differ in steps (24, 25), fitted to the split of each." in c.notes
+    assert [len(group.runs) for group in series.groups([tmp_path])] == [3, 1]
+    page = reading.payload(reading.found([tmp_path]))
+    assert len(page["groups"]) == 2 and [one["group"] for one in page["runs"]] == [0, 0, 0, 1]
+    run(tmp_path / "c", 0.6, 0, method="fixmatch", steps=60, partition="dirichlet-capped:0.3")
+    assert len(compared([tmp_path]).rows) > 2
+
+
 # -- what counts -----------------------------------------------------------------------------------------------------------
 def test_the_same_seed_counts_once_and_what_is_not_finished_does_not(place: Path) -> None:
     shutil.copytree(place / "fedavg-40/seed-0", place / "again")
@@ -208,7 +223,7 @@ def test_runs_that_lack_the_number_are_named(place: Path) -> None:
     path.write_text(path.read_text().replace('"macro_f1"', '"other"'))
     c = compared([place], "macro_f1")
     assert c.cells[0, 0].n == 2 and f"{path.parent} without macro_f1, left out." in c.notes
-    assert c.shown(c.cells[0, 0]).endswith(" (n 2)") and c.shown(c.cells[1, 0]).endswith(" (n 3)")
+    assert c.shown((0, 0)).endswith(" (n 2)") and c.shown((1, 0)).endswith(" (n 3)")
 
 
 def test_nothing_is_finished(tmp_path: Path) -> None:
@@ -263,6 +278,14 @@ def test_latex_escapes_names() -> None:
     assert written.tex("a_b & 50% #1 $x {y} ~ ^ \\ <z>\n|") == (
         r"a\_b \& 50\% \#1 \$x \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{} \textless{}z\textgreater{} \textbar{}"
     )
+
+
+def test_a_row_that_begins_with_a_bracket_is_no_argument_of_the_line_above() -> None:
+    """LaTeX takes a bracket or a star after a line's end for its argument, on the next line too."""
+    names = ["a", "[b]", "*c"]
+    c = Comparison("last", True, names, [("digits",)], {(i, 0): Entry({0: 50.0 + i}) for i in range(3)})
+    body = [line for line in written.latex(c).splitlines() if line.endswith(r"\\")]
+    assert [line.split(" & ")[0] for line in body[1:]] == ["a", "{}[b]", "{}*c"]
 
 
 def test_the_command(place: Path, fallow_cli: Any) -> None:

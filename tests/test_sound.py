@@ -285,3 +285,12 @@ def test_an_overflow_in_a_step_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     f.round(0)
     monkeypatch.setattr(find("fedavg"), "merge", lambda self, server, updates: torch.zeros(2).add_(torch.ones(2), alpha=1e300))
     fails(f, "a number is too large to compute with")
+
+
+def test_a_log_of_the_engines_own_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: Method, s: Any, b: Any) -> None:
+        s.log(accuracy=1.0)
+
+    monkeypatch.setattr(find("fedavg"), "supervised", step)
+    with pytest.raises(UserError, match="cannot log 'accuracy', a column of every run's metrics; choose another name"):
+        set_up(tmp_path, method="fedavg", labels="clients", epochs=1).round(0)

@@ -17,7 +17,7 @@ from fallow.errors import UserError, suggest
 from fallow.measure.told import of_summary
 from fallow.methods import REGISTERED, find
 from fallow.report.paired import LEAST, WORDS, Difference, difference
-from fallow.report.reading import Run, completed, finite, flat, gathered, method_name, shortened
+from fallow.report.reading import OF_SPLIT, Run, completed, families, finite, flat, gathered, method_name, shortened
 from fallow.runs.settings import UNHASHED, Keys
 
 SETTINGS = (
@@ -74,6 +74,7 @@ class Comparison:
     cells: dict[Place, Entry]
     notes: list[str] = field(default_factory=list)
     against: int = 0  # the row that others are compared with
+    published: dict[Place, str] = field(default_factory=dict)  # figures to stand beside ours
 
     def best(self) -> set[Place]:
         """In each column with several rows the best mean, and those within its standard error."""
@@ -106,15 +107,18 @@ class Comparison:
         spread = f", mean ± standard deviation over {self.seeds()} seeds" if several else ", one seed"
         return f"{what[:1].upper()}{what[1:]}{' in %' if self.share else ''}{spread}"
 
-    def shown(self, entry: Entry) -> str:
-        """A cell's text; n where cells have different ones."""
-        return str(entry) + (f" (n {entry.n})" if "to" in self.seeds() else "")
+    def shown(self, at: Place) -> str:
+        """A cell's text: ours, with n where cells have different ones."""
+        entry = self.cells.get(at)
+        return "" if entry is None else str(entry) + (f" (n {entry.n})" if "to" in self.seeds() else "")
 
     def below(self) -> list[str]:
         """What is said below the table."""
         out = list(self.notes)
         if self.best():
             out.insert(0, "Marked is the best of a column, and what lies within the best's standard error.")
+        if self.published:
+            out.append("In brackets: the published figure.")
         if self.differences():
             out.append(self._tested())
         return out
@@ -134,10 +138,7 @@ def compared(
 ) -> Comparison:
     """The table of these runs, or of those in these folders."""
     found = gathered(paths)
-    by_family: dict[str, list[Run]] = {}
-    for run in found.runs:
-        by_family.setdefault(run.family, []).append(run)
-    groups = list(by_family.values())
+    groups = list(families(found.runs).values())
     flats = [_settings(members[0].config) for members in groups]
     split = Split.of(flats, rows, columns)
     values, share, without = _values(found.runs, statistic)
@@ -149,8 +150,18 @@ def compared(
     for i in kept:
         entry = Entry({run.seed: values[run.path] for run in groups[i] if run.path in values})
         cells[row_order.index(names[i]), column_order.index(heads[i])] = entry
-    notes = [*split.also(flats), *without, *found.notes]
+    notes = [*split.also(flats), *_by_split(groups), *without, *found.notes]
     return Comparison(statistic, share, row_order, column_order, cells, notes, _against(against, row_order, [flats[i] for i in kept], names, kept))
+
+
+def _by_split(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """What was fitted to each seed's split, and so differs within a cell."""
+    out = []
+    for key in OF_SPLIT:
+        several = [found for members in groups if len(found := sorted({str(run.config.get(key)) for run in members})) > 1]
+        if several:
+            out.append(f"The seeds of a cell differ in {key} ({', '.join(several[0])}), fitted to the split of each.")
+    return out
 
 
 def _settings(config: Keys) -> Flat:
