@@ -188,6 +188,7 @@ def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
 @app.command()
 def resume(
     path: Annotated[str, typer.Argument(metavar="RUN")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[rounds=N]", show_default=False)] = None,
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
     trust: Trust = False,
@@ -195,17 +196,27 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped or killed.
 
-    It comes to the same end as if it had not been.
+    It comes to the same end as if it had not been. With `rounds=N` it is made longer, a finished one too.
     """
     from fallow import runs
     from fallow.progress import Bar
     from fallow.runs.interrupts import stopping
 
     with stopping(), Bar(console, quiet) as bar:
-        result = runs.resume(path, stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
+        result = runs.resume(path, rounds=_rounds(words), stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
     if not bar.started:
         console.say(f"The run {result.path} is finished; nothing to do.")
     _print_result(result, quiet)
+
+
+def _rounds(words: list[str] | None) -> Any:
+    from fallow.config import parse_pairs
+
+    keys = parse_pairs(words or ())
+    for key in keys:
+        if key != "rounds":
+            raise UserError(f"{key} cannot be changed on resume", "only rounds can, to make the run longer; start a new run for other keys")
+    return keys.get("rounds")
 
 
 def _kinds() -> list[str]:
@@ -249,6 +260,7 @@ def split(
     """
     from fallow import disk, runs
     from fallow.data.federate import table
+    from fallow.data.picture import lines
     from fallow.data.picture import picture as draw
     from fallow.progress import Bar
 
@@ -266,8 +278,8 @@ def split(
     labels, classes = source.train.labels.numpy(), len(source.classes)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
-    for name, value in summary.items():
-        console.say(f"{name.replace('_', ' ')}: {value}")
+    for line in lines(summary):
+        console.say(line)
     where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed_of('split')}.png")
     targets.file(where, "split", force, "--picture")
     with disk.told(where, "make its folder first, or choose another with --picture"):
@@ -277,6 +289,46 @@ def split(
         with disk.told(Path(save), "make its folder first, or choose another with --save"):
             federation.save(Path(save))
         console.say(f"federation: {save}")
+
+
+@app.command()
+def check(
+    words: Annotated[list[str] | None, typer.Argument(metavar="DATA [KEY=VALUE]...", show_default=False)] = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
+    force: Force = False,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Look at every image of a data set: what is there, and what is wrong.
+
+    Ends with exit code 1 if a problem is found.
+    """
+    from fallow import disk
+    from fallow.data import check_picture, checking
+    from fallow.progress import Files
+
+    data, keys = checking.asked(words or [])
+    where = check_picture.writable(Path(picture or f"check-{checking.plain(data)}.png"), force)
+    with Files(console) as tell:
+        found = checking.check(data, data_dir or keys.data_dir, keys.layout, skip_bad or keys.skip_bad, download, tell)
+    for line in found.said[:1]:
+        console.say(line)
+    for rows in (checking.by_site(found), checking.by_class(found), checking.by_size(found)):
+        console.print()
+        console.rows(rows)
+    console.print()
+    for line in checking.facts(found):
+        console.say(line)
+    with disk.told(where, "make its folder first, or choose another with --picture"):
+        check_picture.picture(found, where)
+    console.say(f"picture: {where}")
+    problems = found.problems()
+    for number, (cause, remedy) in enumerate(problems, 1):
+        console.say(f"problem {number} of {len(problems)}: {cause}; {remedy}.")
+    if problems:
+        raise typer.Exit(1)
+    console.say("no problem found")
 
 
 @app.command()

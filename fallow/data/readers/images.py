@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -122,7 +123,7 @@ def read(path: Path, channels: int, shape: Shape, fit: str = "resize") -> np.nda
     """uint8 [C, H, W] of a file, upright, brought to a shape if it has another one."""
 
     def pixels(image: Any) -> np.ndarray:
-        with _room_for(image.width * image.height, f"decoding {image.width}x{image.height} pixels"):
+        with room_for(image.width * image.height, f"decoding {image.width}x{image.height} pixels"):
             return brought(upright(array_of(image, channels), orientation(image)), shape, fit)
 
     return opened(path, pixels)
@@ -211,7 +212,8 @@ def in_threads(work: Callable[[T], Result], items: Sequence[T], tell: Tell = sil
     def chunk(start: int) -> list[Result]:
         return [work(item) for item in items[start : start + CHUNK]]
 
-    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # what is wrong with a file is one sentence
         waiting = [pool.submit(chunk, start) for start in range(0, len(items), CHUNK)]
         try:
             for done in waiting:
@@ -241,7 +243,7 @@ class _Held:
 
 
 @contextmanager
-def _room_for(pixels: int, doing: str) -> Iterator[None]:
+def room_for(pixels: int, doing: str) -> Iterator[None]:
     """Waits until an image fits in beside those that others decode; one alone may take what the memory has."""
     if pixels <= LARGE:
         yield
