@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-slow test-gpu lint bench clean
+.PHONY: setup demo test test-cpus test-numbers test-slow test-gpu lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -19,6 +19,16 @@ demo: setup
 
 test: setup lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# The whole suite as four CPUs, one after another; their closing lines come last.
+test-cpus: setup
+	PYTHON=$(BIN)/python tests/cpus.sh
+
+# The tests of numbers as another CPU than this one.
+NUMERIC := combining compile diversity dma export feddb feddure fedloke fedrgd fixmatch house measure methods models norms ops \
+	replay rounds semifl slots sound state views
+test-numbers: setup
+	PYTHON=$(BIN)/python tests/cpus.sh sse41 -- $(NUMERIC:%=tests/test_%.py)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -32,11 +32,18 @@ def main() -> None:
 def _interrupted(number: int, frame: FrameType | None) -> None:
     global _heard
     _heard = True
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):  # nothing is begun yet, and imports swallow exceptions
-            _quit()
-        frame = frame.f_back
+    if importing(frame):
+        _quit()
     raise KeyboardInterrupt
+
+
+def importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: nothing is begun then, and an exception would be swallowed by some of them."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _quit(*_: object) -> None:

@@ -33,6 +33,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[RECIPE] [KEY=VALUE]
 DataDir = Annotated[str | None, typer.Option("--data-dir", help="Where the data sets lie.")]
 Force = Annotated[bool, typer.Option("--force", help="Write over a file that Fallow did not make.")]
 Download = Annotated[bool, typer.Option("--download", help="Fetch the data set if it is not there.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Go on without image files that cannot be read.")]
 BestRound = Annotated[bool, typer.Option("--best", help="The weights of the best round by validation, not of the last.")]
 Trust = Annotated[bool, typer.Option("--trust", help="Run code that the folder or the recipe names, with your rights.")]
 
@@ -51,7 +52,8 @@ def main() -> None:
     except UserError as e:
         if debug:
             raise
-        _end(str(e), 0 if silent else 2)  # a rank that ended with 2 would make torchrun stop rank 0 before it has spoken
+        speaks = not silent or getattr(e, "unspoken", False)
+        _end(str(e), 2 if speaks else 0, not speaks)  # a rank that ended with 2 would make torchrun stop rank 0 before it has spoken
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as e:
@@ -67,10 +69,10 @@ def main() -> None:
         raise
 
 
-def _end(sentence: str, code: int) -> NoReturn:
+def _end(sentence: str, code: int, quiet: bool = silent) -> NoReturn:
     """The last word, if there is anyone to hear it."""
     with suppress(OSError, ValueError):
-        Speaker(stderr=True, quiet=silent).complain(sentence)
+        Speaker(stderr=True, quiet=quiet).complain(sentence)
     with suppress(OSError, ValueError):
         said.flush()
     sys.exit(code)
@@ -129,6 +131,7 @@ def run(
     name: Annotated[str | None, typer.Option(help="Name of the run's folder.")] = None,
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
+    skip_bad: SkipBad = False,
     trust: Trust = False,
     jobs: Annotated[int | None, typer.Option(help="Of a grid: runs at a time at most (default: as the machine allows).", min=1)] = None,
     show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
@@ -150,6 +153,8 @@ def run(
 
     if data_dir:
         keys["data_dir"] = data_dir
+    if skip_bad:
+        keys["skip_bad"] = True
     if grid := sweep.grid(recipe, keys):
         if stop_after is not None:
             raise UserError("--stop-after is for one run, and these keys ask for several", "leave it out; Ctrl-C stops all, and the same command goes on")
@@ -235,6 +240,7 @@ def split(
     picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
     save: Annotated[str | None, typer.Option(help="File for the federation (.npz).")] = None,
     force: Force = False,
+    skip_bad: SkipBad = False,
     trust: Trust = False,
 ) -> None:
     """Show who holds what: a table and a picture.
@@ -244,7 +250,7 @@ def split(
     from fallow import disk, runs
     from fallow.data.federate import table
     from fallow.data.picture import picture as draw
-    from fallow.runs.data import sentences
+    from fallow.progress import Bar
 
     recipe, keys = _words(words)
     if picture:
@@ -253,10 +259,11 @@ def split(
         targets.file(Path(save), "split --save", force, "--save")
     if data_dir:
         keys["data_dir"] = data_dir
-    _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust)
+    if skip_bad:
+        keys["skip_bad"] = True
+    with Bar(console) as bar:
+        _, options, source, federation = runs.prepare(recipe, keys, download=download, trust=trust, watch=bar)
     labels, classes = source.train.labels.numpy(), len(source.classes)
-    for sentence in sentences(options, source):
-        console.say(sentence)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
     for name, value in summary.items():
@@ -273,11 +280,65 @@ def split(
 
 
 @app.command()
+def check(
+    words: Annotated[list[str] | None, typer.Argument(metavar="DATA [KEY=VALUE]...", show_default=False)] = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
+    force: Force = False,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Look at every image of a data set: what is there, and what is wrong.
+
+    Ends with exit code 1 if a problem is found.
+    """
+    from fallow import disk
+    from fallow.data import check_picture, checking
+    from fallow.progress import Files
+
+    data, keys = checking.asked(words or [])
+    where = check_picture.writable(Path(picture or f"check-{checking.plain(data)}.png"), force)
+    with Files(console) as tell:
+        found = checking.check(data, data_dir or keys.data_dir, keys.layout, skip_bad or keys.skip_bad, download, tell)
+    for line in found.said[:1]:
+        console.say(line)
+    for rows in (checking.by_site(found), checking.by_class(found), checking.by_size(found)):
+        console.print()
+        console.rows(rows)
+    console.print()
+    for line in checking.facts(found):
+        console.say(line)
+    with disk.told(where, "make its folder first, or choose another with --picture"):
+        check_picture.picture(found, where)
+    console.say(f"picture: {where}")
+    problems = found.problems()
+    for number, (cause, remedy) in enumerate(problems, 1):
+        console.say(f"problem {number} of {len(problems)}: {cause}; {remedy}.")
+    if problems:
+        raise typer.Exit(1)
+    console.say("no problem found")
+
+
+@app.command()
+def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove all of them.")] = False) -> None:
+    """Decoded images that later runs map from disk: what is kept where."""
+    from fallow.listing import cached
+
+    if clear:
+        from fallow.data.readers import kept
+
+        console.say(f"removed: {kept.clear()}")
+        return
+    console.rows(cached())
+
+
+@app.command()
 def compare(
     paths: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders with runs below them.")],
     statistic: Annotated[str, typer.Option(help="last, best, mean_last_10, or another number of the summaries.")] = "last",
     rows: Annotated[str | None, typer.Option(help="Keys that tell rows apart, commas between (default: by what differs).")] = None,
     columns: Annotated[str | None, typer.Option(help="Keys that tell columns apart.")] = None,
+    scores: Annotated[str | None, typer.Option(help="Numbers beside each run, commas between: macro_f1, auroc, balanced_accuracy, calibration_error, validation.best.")] = None,
     against: Annotated[str | None, typer.Option(help="The row that differences are to (default: FedAvg, or the first).")] = None,
     out: Annotated[str | None, typer.Option("--out", "-o", help="File for the table: .md, .csv or .tex.")] = None,
     format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
@@ -294,7 +355,7 @@ def compare(
     form = written.format_of(format, Path(out) if out else None)
     if out:
         targets.file(Path(out), "compare", force)
-    listed = run_rows(paths)
+    listed = run_rows(paths, _list(scores))
     if 1 < len(listed) <= LONGEST + 1 and (out or not form):
         console.rows(listed)
         if len(listed) == 2 and not out:
@@ -324,8 +385,8 @@ def _print_comparison(found: Any) -> None:
 
 @app.command()
 def table(
-    paper: Annotated[str, typer.Argument(help="A paper with recipes: semifl, fedrgd, fedloke, feddure, feddb.")],
-    name: Annotated[str, typer.Argument(metavar="TABLE", help="1, II, fig7, ...")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER|FILE.yaml", help="A paper with recipes (semifl, fedrgd, fedloke, feddure, feddb), or a file.")],
+    name: Annotated[str | None, typer.Argument(metavar="[TABLE]", help="1, II, fig7, ...; of a file: its folder's name.", show_default=False)] = None,
     only: Annotated[list[str] | None, typer.Option(help="key=value; a part of it (also method=ROW, setting=...).")] = None,
     given: Annotated[list[str] | None, typer.Option("--set", help="key=value; a further key for every run.")] = None,
     source: Annotated[str | None, typer.Option("--from", help="Read results from this folder; run nothing.")] = None,
@@ -333,18 +394,25 @@ def table(
     seeds: Annotated[int | None, typer.Option(help="How many seeds (default: the paper's).", min=1, max=10_000)] = None,
     jobs: Annotated[int, typer.Option(help="Runs at a time.", min=1)] = 1,
     collect: Annotated[str | None, typer.Option(help="Then thin the finished runs into this folder.")] = None,
+    file: Annotated[str | None, typer.Option("-o", help="A further file for the table: .md, .csv or .tex.")] = None,
+    format: Annotated[str | None, typer.Option(help="md, csv or tex, printed unless there is a file for it.")] = None,
     force: Force = False,
     data_dir: DataDir = None,
     download: Download = False,
+    trust: Trust = False,
 ) -> None:
-    """Run a paper's table, beside the published figures.
+    """Run a paper's table, or one of your own.
 
     What is finished is not run again.
     """
-    from fallow.report import grid
+    from fallow import disk
+    from fallow.report import grid, written
     from fallow.report.table import Table as Printed
 
-    grids = grid.Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])])
+    form = written.format_of(format, Path(file) if file else None)
+    if file:
+        targets.file(Path(file), "table", force)
+    grids = grid.Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])], trust=trust)
     place, failures = Path(source or out or "runs"), []
     if source and not place.is_dir():
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
@@ -352,10 +420,17 @@ def table(
     if not source:
         failures = grid.run(grids, place, seeds, jobs, console.say, download)
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
-    console.say(shown.caption())
-    console.rows([shown.title(), *shown.rows()])
-    if any(shown.near(line) for line in shown.lines):
-        console.say(shown.FOOT)
+    if form and not file:
+        console.print(shown.FORMATS[form](shown), soft_wrap=True, end="")
+    else:
+        console.say(shown.caption())
+        for rows in shown.printed():
+            console.rows(rows)
+        for sentence in shown.below():
+            console.say(sentence)
+    if form and file:
+        disk.write(Path(file), shown.FORMATS[form](shown), "make its folder first, or choose another with -o")
+        console.say(f"written: {file}")
     if out or not source:
         console.say(f"written: {shown.write(Path(out or place))}/table.md, table.tex, table.csv")
     if collect:

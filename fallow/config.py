@@ -85,7 +85,7 @@ class Section(BaseModel):
 
 class Image(Section):
     size: int | None = key(None, "side in pixels the images are brought to", ge=4)
-    fit: Literal["pad", "resize"] = key("pad", "how: zero-pad, or resize")
+    fit: Literal["pad", "resize", "crop"] = key("pad", "how: zero-pad, resize, or crop (the centre, resized)")
     channels: int | None = key(None, "1 (grey) or 3 (colour)", ge=1, le=3)
     normalise: str | None = key(None, "normalisation preset, `none` for /255 only")
 
@@ -115,6 +115,7 @@ class Config(Section):
     data: str = key("digits", "the data set, or the path of a folder of images, a .csv or an .npz")
     data_dir: str | None = key(None, "where the data sets lie (default: FALLOW_DATA, else ~/.cache/fallow)")
     layout: Literal["auto", "classes", "sites"] = key("auto", "folders of one's own images: a folder per class, or per site with one per class in it")
+    skip_bad: bool = key(False, "go on without files of one's own that cannot be read")
     image: Image = key(Image(), "how images are brought to the model")
     augment: Augment = key(Augment(), "what fills the views `labelled weak strong`")
     model: str = key("small-cnn", "the model: a name, or FILE.py:Class")

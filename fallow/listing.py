@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fallow.errors import UserError, suggest
+from fallow.measure.told import NAMES, of_summary, valued
 
 Rows = list[tuple[str, ...]]
 KINDS = ("methods", "datasets", "models", "partitions", "recipes", "views", "figures")
@@ -115,20 +117,34 @@ def _figures() -> Rows:
 LONGEST = 24  # runs that are listed one by one
 
 
-def run_rows(paths: list[str]) -> Rows:
-    """Runs side by side: what they are, where they ended. What cannot be read is left to who takes means."""
+def run_rows(paths: list[str], scores: Sequence[str] = ()) -> Rows:
+    """Runs side by side: what they are, where they ended, and scores by name. What cannot be read is left to who takes means."""
     from fallow.report.reading import found
     from fallow.runs import load_result
 
-    out: Rows = [("run", "method", "data", "labels", "seed", "rounds", "last %", "best %", "labelled %", "s/round")]
+    body: Rows = []
+    told: list[list[str]] = []
     there = found(paths)
     for path in there:
         try:
-            out.append(_run_row(load_result(path)))
+            result = load_result(path)
+            body.append(_run_row(result))
         except UserError:
             if len(there) == 1:
                 raise
-    return out
+        else:
+            told.append([_score(result.summary, name) for name in scores])
+    for name, values in zip(scores, zip(*told)):
+        if not any(values):
+            raise UserError(f"no run has a score {name!r}", suggest(name, [*NAMES, "validation.best"]))
+    title = ("run", "method", "data", "labels", "seed", "rounds", "last %", "best %", "labelled %", "s/round")
+    return [(*title, *scores), *((*row, *values) for row, values in zip(body, told))]
+
+
+def _score(summary: dict[str, Any], name: str) -> str:
+    value = of_summary(summary, name)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return valued(name.rpartition(".")[2], value) if is_number else ""
 
 
 def _run_row(result: Any) -> tuple[str, ...]:
@@ -139,3 +155,16 @@ def _run_row(result: Any) -> tuple[str, ...]:
         "" if s["last"] is None else f"{100 * s['last']:.2f}", "" if s["best"] is None else f"{100 * s['best']:.2f}",
         "" if ratio is None else f"{100 * ratio:.0f}", f"{s['seconds_per_round']:.2f}",
     )  # fmt: skip
+
+
+def cached() -> Rows:
+    """Decoded images that are kept, the last used first."""
+    from datetime import datetime
+
+    from fallow.data.readers import kept
+    from fallow.limits import amount
+
+    found = kept.entries()
+    title = ("images of", "images", "takes", "last used", f"in {kept.home()}")
+    rows = [(e.data, f"{e.images:,}", amount(e.bytes), datetime.fromtimestamp(e.used).strftime("%Y-%m-%d %H:%M"), e.path.name) for e in found]
+    return [title, *(rows or [("nothing is kept", "", "", "", "")])]

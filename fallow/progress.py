@@ -10,7 +10,6 @@ from rich.text import Text
 from fallow.data import validation
 from fallow.engine import ranks
 from fallow.runs.automatic import amounts
-from fallow.runs.data import sentences
 from fallow.said import Speaker
 
 
@@ -22,6 +21,7 @@ class Bar:
         self.rounds = 0
         self.run: Any = None
         self._task: TaskID | None = None
+        self._files: Files | None = None
         self._bar = Progress(
             TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
             BarColumn(bar_width=10),
@@ -38,6 +38,7 @@ class Bar:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._close_files()
         self._bar.__exit__(kind, error, trace)
         if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit) and self.run is not None:
             path = self.run.folder.path
@@ -48,8 +49,6 @@ class Bar:
             self.started, self.run, self.rounds = True, what, what.options.rounds
             self._task = self._bar.add_task("", total=self.rounds, completed=what.done, words="")
             if not self.quiet:
-                for sentence in sentences(what.options, what.source):
-                    self.console.say(sentence)
                 self.console.say(headline(what))
                 self.console.say(amounts(what.options, what.federation))
                 for sentence in validation.sentences(what.federation):
@@ -58,8 +57,27 @@ class Bar:
             self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:
                 self.console.say(f"round {what['round']}/{self.rounds}  {words(what)}")
+        elif event == "data" and not self.quiet:
+            self.console.say(what)
+        elif event == "reading":
+            self._read(*what)
         elif event == "warning" and not self.quiet:
             self.console.warn(str(what))
+
+    def _read(self, done: int, count: int) -> None:
+        """A bar of its own takes the place of the rounds' while images are decoded."""
+        if self._files is None:
+            self._bar.stop()
+            self._files = Files(self.console, self.quiet).__enter__()
+        self._files(done, count)
+        if done == count:
+            self._close_files()
+            self._bar.start()
+
+    def _close_files(self) -> None:
+        if self._files is not None:
+            self._files.__exit__(None, None, None)
+            self._files = None
 
 
 class _Clients(ProgressColumn):

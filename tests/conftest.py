@@ -16,6 +16,7 @@ import torch
 
 os.environ.setdefault("FALLOW_DATA", "/nonexistent/fallow-data")  # no test reads the user's own data
 os.environ["FALLOW_HOME"] = tempfile.mkdtemp(prefix="fallow-home-")  # nor changes what the user trusts
+os.environ["FALLOW_CACHE"] = tempfile.mkdtemp(prefix="fallow-cache-")  # nor keeps images beside his
 torch.set_num_threads(1)  # as the engine does; with more of them a busy machine is slow
 
 from fallow.data import sources  # noqa: E402

@@ -17,7 +17,7 @@ from scipy import stats
 from fallow.config import dump
 from fallow.errors import UserError
 from fallow.report import paired, reading, series, written
-from fallow.report.comparison import compared
+from fallow.report.comparison import Comparison, Entry, compared
 from fallow.runs.settings import resolve
 
 LABELS = {"data": "digits", "label_count": 100, "clients": 5}
@@ -208,7 +208,7 @@ def test_runs_that_lack_the_number_are_named(place: Path) -> None:
     path.write_text(path.read_text().replace('"macro_f1"', '"other"'))
     c = compared([place], "macro_f1")
     assert c.cells[0, 0].n == 2 and f"{path.parent} without macro_f1, left out." in c.notes
-    assert c.shown(c.cells[0, 0]).endswith(" (n 2)") and c.shown(c.cells[1, 0]).endswith(" (n 3)")
+    assert c.shown((0, 0)).endswith(" (n 2)") and c.shown((1, 0)).endswith(" (n 3)")
 
 
 def test_nothing_is_finished(tmp_path: Path) -> None:
@@ -263,6 +263,14 @@ def test_latex_escapes_names() -> None:
     assert written.tex("a_b & 50% #1 $x {y} ~ ^ \\ <z>\n|") == (
         r"a\_b \& 50\% \#1 \$x \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{} \textless{}z\textgreater{} \textbar{}"
     )
+
+
+def test_a_row_that_begins_with_a_bracket_is_no_argument_of_the_line_above() -> None:
+    """LaTeX takes a bracket or a star after a line's end for its argument, on the next line too."""
+    names = ["a", "[b]", "*c"]
+    c = Comparison("last", True, names, [("digits",)], {(i, 0): Entry({0: 50.0 + i}) for i in range(3)})
+    body = [line for line in written.latex(c).splitlines() if line.endswith(r"\\")]
+    assert [line.split(" & ")[0] for line in body[1:]] == ["a", "{}[b]", "{}*c"]
 
 
 def test_the_command(place: Path, fallow_cli: Any) -> None:

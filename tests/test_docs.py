@@ -13,7 +13,7 @@ from conftest import HERE
 
 from fallow.cli import _words
 from fallow.methods import REGISTERED
-from fallow.runs import settings
+from fallow.runs import settings, sweep
 
 ROOT = HERE.parent
 DOCS = ROOT / "docs"
@@ -45,7 +45,11 @@ def commands(text: str) -> list[list[str]]:
 
 
 def resolved(words: list[str]) -> Any:
+    """The settings of a command; of a grid those of its first run, if the others have any."""
     recipe, keys = _words(words)
+    if grid := sweep.grid(recipe, keys):
+        found = [settings.resolve(settings.recipe(recipe or "default") if recipe or "method" not in one else {}, one)[1] for _, one in grid]
+        return found[0]
     base = settings.recipe(recipe) if recipe else settings.recipe("default") if not keys else {}
     return settings.resolve(base, keys)[1]
 

@@ -50,7 +50,10 @@ def test_the_cards_code_gives_the_runs_own_answers(norm: str, tmp_path: Path, mo
     assert done.left_out == ["model.onnx was not written: ONNX needs the package onnx, which is not installed"]
     with torch.no_grad():  # x = (pixels / 255 - 1/2) / (1/2): digits have no preset
         expected = result.model()(images.float() / 127.5 - 1).softmax(1)
-    assert float((expected.argmax(1) == few_digits().test.labels).double().mean()) == pytest.approx(result.accuracy)
+    best, second = expected.topk(2).values.unbind(1)
+    open_to_doubt = float((best - second < 1e-4).double().mean())  # rounding may tip which class these have
+    right = float((expected.argmax(1) == few_digits().test.labels).double().mean())
+    assert open_to_doubt < 0.1 and right == pytest.approx(result.accuracy, abs=open_to_doubt + 1e-6)
     card = (done.path / "README.md").read_text()
     plain, own = blocks(card)
     assert "fallow" not in plain

@@ -26,7 +26,7 @@ from test_page import fabricated, row, watching
 from fallow import disk, limits
 from fallow.config import parse_pairs, read_yaml
 from fallow.data.holdings import Federation
-from fallow.data.readers import archives, images
+from fallow.data.readers import archives, images, kept
 from fallow.data.readers.holdout import in_order
 from fallow.data.readers.pickled import Array, Refused, parsed
 from fallow.data.sources import fit, from_dataset, load
@@ -218,6 +218,7 @@ def test_images_that_do_not_fit_are_told_before_they_are_decoded(tmp_path, monke
         load(f"folder:{tmp_path}", size=100_000)
     assert load(f"folder:{tmp_path}", size=8).size == 8
     monkeypatch.setattr(images, "LARGE", 999_999)
+    kept.clear()  # what was decoded is not decoded again
     with pytest.raises(UserError, match=r"1.png cannot be used: decoding 1000x1000 pixels takes 15.3 MiB"):
         load(f"folder:{tmp_path}", size=8)
 
@@ -543,3 +544,16 @@ def test_odd_configs_are_shown(tmp_path, config):
         asked.sendall(b"GET /runs.json HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         got = answer(asked)
     assert got.startswith(b"HTTP/1.1 200") and b'"error"' not in got and b"NaN" not in got.split(b'"versions"')[0].split(b'"config"')[0].split(b'"made"')[0], got[:300]
+
+
+def test_a_decoder_has_no_word_of_its_own(tmp_path, recwarn):
+    """Of a tag that promises more than there is Pillow warns, and then cannot read the file."""
+    file = io.BytesIO()
+    Image.new("CMYK", (8, 8)).save(file, "TIFF")
+    data = bytearray(file.getvalue())
+    entry = data.index(b"\x11\x01")  # StripOffsets: tag, kind, count, value
+    data[entry + 4 : entry + 8] = (2**20).to_bytes(4, "little")
+    (tmp_path / "a.tif").write_bytes(data)
+    with pytest.raises(UserError, match=r"a\.tif"):
+        images.decode([tmp_path / "a.tif"])
+    assert not recwarn.list

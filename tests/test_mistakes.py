@@ -138,7 +138,7 @@ def test_of_data_files(fallow_cli: Any) -> None:
         "numpy:uneven.npz": "uneven.npz has 40 images but 39 labels; ",
         "numpy:real.npz": "real.npz has float64 images; save them as uint8 from 0 to 255.",
         "folder:empty": "empty/a holds no images; put images there or remove the folder.",
-        "folder:pictures": "pictures/train/a/1.png ",
+        "folder:pictures": "8 of 8 files cannot be read (pictures/train/a/1.png, pictures/train/a/2.png, ",
     }.items():
         assert fallow_cli("run", *WORDS, f"data={name}").sentence.startswith(sentence)
 

@@ -151,7 +151,7 @@ def test_images_that_are_not_square(photos: Path, fallow_cli: Any) -> None:
             Image.new("RGB", (12, 8), "white" if name == "a" else "black").save(folder / f"{number}.png")
     words = [f"{k}={v}" for k, v in KEYS.items()]
     told = fallow_cli("run", "data=folder:wide", *words)
-    assert told.sentence == "the images of folder:wide are 8x12, not square; set image.size, with image.fit=resize or pad."
+    assert told.sentence == "the images of folder:wide are 8x12, not square; set image.size, with image.fit=crop, resize or pad."
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
     assert fallow_cli("run", "data=folder:wide", *words, "image.size=8", "image.fit=resize", "--name", "x").code == 0
     assert Inputs.of(fallow.load("runs/x")).decoded == (3, 8, 8)

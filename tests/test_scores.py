@@ -167,6 +167,19 @@ def test_a_run_is_scored(tmp_path: Path, fallow_cli: Any) -> None:
     assert told.listed(test) in ended.out and "AUROC 0." in ended.out
 
 
+def test_scores_beside_each_other(tmp_path: Path, fallow_cli: Any) -> None:
+    for seed in (0, 1):
+        fallow.run(out=tmp_path / "runs", **TINY | {"method": "fedavg", "seed": seed, "validation": 0.2})
+    found = [fallow.load(p).summary for p in sorted((tmp_path / "runs").iterdir())]
+    out = fallow_cli("compare", "runs", "--scores", "macro_f1,validation.best").out.splitlines()
+    assert out[0].split()[-2:] == ["macro_f1", "validation.best"]
+    for line, s in zip(out[1:3], found):
+        assert line.split()[-3:] == [f"{s['scores']['test']['macro_f1']:.3f}", f"{100 * s['validation']['best']:.2f}", "%"]
+    by_auroc = fallow_cli("compare", "runs", "--statistic", "auroc").out
+    assert f"{50 * sum(s['scores']['test']['auroc'] for s in found):.2f} ±" in by_auroc
+    assert fallow_cli("compare", "runs", "--scores", "macrof1").sentence == "no run has a score 'macrof1'; did you mean 'macro_f1'?"
+
+
 def test_a_run_that_is_resumed_has_the_same_scores(tmp_path: Path) -> None:
     keys = TINY | {"method": "fixmatch", "norm": "bn"}
     through = fallow.run(out=tmp_path, name="through", **keys)

@@ -101,7 +101,9 @@ def test_of_a_clients_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(find("fedavg"), "end", ends_with(limit=INF))
     f.round(1)  # infinite: a method's own affair
     monkeypatch.setattr(find("fedavg"), "end", ends_with(extra=NAN))
-    fails(f, r"the weights of client \d became NaN")
+    fails(f, "the weights of client")
+    with pytest.raises(UserError, match=f"the weights of client {f.server.active[0]} became NaN"):  # the first drawn
+        f.round(1)
 
 
 def test_of_what_a_client_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +129,9 @@ def test_of_a_kept_optimiser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return Update(model=party.model.state)
 
     monkeypatch.setattr(find("fedavg"), "end", end)
-    fails(f, r"the weights of client \d became NaN or infinite")
+    with pytest.raises(UserError, match=f"the weights of client {f.server.active[0]} became NaN or infinite"):
+        f.round(0)
+    fails(f, "the weights of client")
 
 
 def whole(path: Path, **keys: Any) -> Federated:
@@ -191,13 +195,32 @@ def test_a_class_that_is_ruled_out_is_no_divergence(tmp_path: Path, monkeypatch:
     assert row["accuracy"] == pytest.approx(1 / 3) and row["test_loss"] is None
 
 
-def test_the_servers_step(fallow_cli: Any) -> None:
-    words = ["method=fixmatch", "label_count=50", "clients=3", "steps=3", "rounds=1"]
-    told = fallow_cli("run", *words, "server_lr=1e38", "--name", "far")
+@pytest.mark.parametrize(("moved", "tested", "where"), [
+    (1e3, False, "the numbers of the merge"),  # 1e38 times 1000 is infinite, and no test would have seen it
+    (1e3, True, "the numbers of the merge"),
+    (2.0, True, "the logits of the test set"),  # 2e38 is a number, the sum of many of them is none
+    (2.0, False, None),
+])  # fmt: skip
+def test_the_servers_step(moved: float, tested: bool, where: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = set_up(tmp_path, method="fedavg", labels="clients", epochs=1, server_lr=1e38, eval_every=1 if tested else 9)
+    by = [0.0]
+
+    def end(self: Method, party: Any) -> Update:
+        return Update(model=party.received["model"].map(lambda t: t + by[0]))
+
+    monkeypatch.setattr(find("fedavg"), "end", end)
+    f.round(0)
+    by[0] = moved
+    if where is None:
+        assert f.round(1)["accuracy"] is None
+    else:
+        assert fails(f, f"{where} became NaN or infinite").remedy.startswith("lower server_lr; ")
+
+
+def test_a_run_whose_first_round_diverges(fallow_cli: Any) -> None:
+    told = fallow_cli("run", "method=fixmatch", "label_count=50", "clients=3", "steps=3", "rounds=1", "server_lr=1e38", "--name", "far")
     assert told.sentence.endswith("became NaN or infinite in round 1; lower server_lr; the rounds before it are kept.")
     assert Path("runs/far/metrics.jsonl").read_text() == "" and not Path("runs/far/checkpoint").exists()
-    told = fallow_cli("run", *words, "server_lr=1e38", "--name", "nearer")  # finite weights, logits that overflow
-    assert told.sentence.startswith("the logits of the test set became NaN or infinite in round 1; lower server_lr;")
 
 
 def test_a_log_without_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,3 +285,12 @@ def test_an_overflow_in_a_step_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     f.round(0)
     monkeypatch.setattr(find("fedavg"), "merge", lambda self, server, updates: torch.zeros(2).add_(torch.ones(2), alpha=1e300))
     fails(f, "a number is too large to compute with")
+
+
+def test_a_log_of_the_engines_own_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: Method, s: Any, b: Any) -> None:
+        s.log(accuracy=1.0)
+
+    monkeypatch.setattr(find("fedavg"), "supervised", step)
+    with pytest.raises(UserError, match="cannot log 'accuracy', a column of every run's metrics; choose another name"):
+        set_up(tmp_path, method="fedavg", labels="clients", epochs=1).round(0)

@@ -274,13 +274,13 @@ def test_folder_resizes_to_the_most_common_size_or_the_given(tmp_path):
 def test_modes_of_image_files(tmp_path):
     deep = np.array([[0, 255, 256], [65535, 32768, 511]], np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
-    assert decode([tmp_path / "deep.png"])[0, 0].tolist() == [[0, 0, 1], [255, 128, 1]]
+    assert decode([tmp_path / "deep.png"]).images[0, 0].tolist() == [[0, 0, 1], [255, 128, 1]]
     colour = images_of(1, 3, 3)[0]
     write_png(tmp_path / "colour.png", colour)
     Image.fromarray(np.dstack([colour.transpose(1, 2, 0), np.full((3, 3), 7, np.uint8)])).save(tmp_path / "alpha.png")
     write_png(tmp_path / "grey.png", colour[:1])
     decoded = decode([tmp_path / "colour.png", tmp_path / "alpha.png", tmp_path / "grey.png"])
-    assert np.array_equal(decoded, np.stack([colour, colour, colour[[0, 0, 0]]]))
+    assert np.array_equal(decoded.images, np.stack([colour, colour, colour[[0, 0, 0]]])) and not decoded.bad
 
 
 def test_csv(tmp_path):
@@ -390,7 +390,7 @@ def test_fit_resizes_and_greys_as_pillow_does():
 
 
 def test_fit_refuses():
-    for arguments, words in [({"size": 8}, "padding cannot"), ({"channels": 2}, "1 or 3"), ({"fit": "crop"}, "pad or")]:
+    for arguments, words in [({"size": 8}, "padding cannot"), ({"channels": 2}, "1 or 3"), ({"fit": "stretch"}, "pad, resize or crop")]:
         with pytest.raises(UserError, match=words):
             fit(source_of(images_of(1)), **arguments)
 
@@ -622,7 +622,7 @@ def test_folder_faults(tmp_path):
     whole = (tmp_path / "b" / "3.png").read_bytes()
     for content in (whole[: len(whole) // 2], b"no image", b"", whole[:100] + b"\xff" * 20 + whole[120:]):
         (tmp_path / "b" / "3.png").write_bytes(content)
-        told("b/3.png is truncated or not an image", f"folder:{tmp_path}")
+        told("b/3.png is " + ("truncated or not an image" if content else "empty"), f"folder:{tmp_path}")
 
 
 def test_folder_train_and_test_faults(tmp_path):

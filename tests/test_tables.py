@@ -266,7 +266,10 @@ def test_figures_are_marked_within_one_std():
     assert dure[3:7] == ("67.46", "1", "67.69 ± 0.23", "-0.23 *")
     assert shown.title()[3] == "ours (last)" and shown.title()[7] == "best"
     assert "| cifar10 | iid,iid | FedAvg\\* | 46.73 ± 0.52 | 3 |" in shown.markdown()
-    assert r"cifar10 & iid,iid & FedAvg* & 46.73 $\pm$ 0.52 & 3 & 45.68 $\pm$ 1.14 & $+$1.05$^{*}$ &" in shown.latex()
+    tex = shown.latex()  # methods by settings, the published figure in brackets
+    assert "\\begin{tabular}{lr}\n\\toprule\n & \\multicolumn{1}{c}{cifar10} \\\\\n" in tex and r"method & iid,iid \\" in tex
+    assert r"FedAvg* & 46.73 $\pm$ 0.52 (n 3) [45.68 $\pm$ 1.14] \\" in tex and r"FedMatch & [51.52 $\pm$ 0.50] \\" in tex
+    assert r"FedDure & \textbf{67.46 (n 1)} [67.69 $\pm$ 0.23] \\" in tex and "| FedDure | **67.46 (n 1)** [67.69 ± 0.23] |" in shown.markdown()
     row = next(csv.DictReader(shown.csv().splitlines()))
     assert (row["mean"], row["std"], row["n"], row["difference"], row["within_std"]) == (
         "46.7333",

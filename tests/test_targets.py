@@ -177,23 +177,24 @@ def test_collecting_where_runs_are(grid: Path, fallow_cli: Any, tmp_path: Path) 
 def test_two_tables_at_once(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second waits for the run that the first is at, says so, and makes none beside it."""
     from fallow.report import grid as grids
+    from fallow.runs import workers
 
     monkeypatch.chdir(tmp_path)
     begun, asked = threading.Event(), threading.Event()
-    run, calls, told = grids._run, [], []
+    make, calls, told = workers.make, [], []
 
-    def slow(*given: Any, **how: Any) -> str:
+    def slow(*given: Any) -> None:
         calls.append(given)
         begun.set()
         assert asked.wait(60)
-        return run(*given, **how)
+        make(*given)
 
     def heard(text: str) -> None:
         told.append(text)
         if "waited for" in text:
             asked.set()
 
-    monkeypatch.setattr(grids, "_run", slow)
+    monkeypatch.setattr(workers, "make", slow)
     table, place = grids.Grids("feddure", "tiny"), tmp_path / "runs"
     first = threading.Thread(target=grids.run, args=(table, place, 1, 1, lambda text: None))
     first.start()

@@ -22,6 +22,7 @@ from fallow.data.readers import (
     digits,
     folders,
     idx,
+    kept,
     layouts,
     mat,
     medmnist,
@@ -30,8 +31,9 @@ from fallow.data.readers import (
     table,
     tinyimagenet,
 )
+from fallow.data.readers.albums import Album, decoded, told_bad
 from fallow.data.readers.archives import unpack
-from fallow.data.readers.images import resized
+from fallow.data.readers.images import FITS, Decoded, Settings, Tell, resized, silent, survey, unreadable
 from fallow.data.readers.parts import Parts, Split
 from fallow.errors import UserError, suggest
 from fallow.limits import check_room, memory_told
@@ -51,6 +53,12 @@ class Source:
     flip: bool  # False where a mirror image may be of another class: digits, letters, left and right organs
     decoded: tuple[int, ...] | None = None  # channels, height and width as read, where `fit` has changed them
     said: tuple[str, ...] = ()  # how one's own files were understood, for people
+    skipped: int = 0  # files that cannot be read and were left out
+    later: Callable[[Tell], Source] | None = None  # reads the images, which are on the device `meta` until then
+
+    def whole(self, tell: Tell = silent) -> Source:
+        """The source with its images; one's own files are only surveyed before, so that settings are checked first."""
+        return self if self.later is None else self.later(tell)
 
     def __repr__(self) -> str:
         return f"Source({self.name!r}, {len(self.classes)} classes, train={self.train}, test={self.test})"
@@ -160,13 +168,23 @@ _registered: dict[str, Callable[[], Source]] = {}
 
 
 def load(
-    name: str | Source, data_dir: str | Path | None = None, download: bool = False, *, size: int | None = None, layout: str = "auto"
-) -> Source:
+    name: str | Source, data_dir: str | Path | None = None, download: bool = False, *, size: int | None = None, fit: str = "resize",
+    channels: int | None = None, layout: str = "auto", skip_bad: bool = False, tell: Tell = silent,
+) -> Source:  # fmt: skip
     """The data set of that name; a Source is returned as it is.
 
-    `size` is the size to which `folder:` and `csv:` bring their images, by default the most common one. `layout` says
-    whether the folders of `folder:` are `classes`, or `sites` with a folder per class in each.
+    For one's own image files: `size` is the size to which all are brought, by default the most common one, `fit` how (resize,
+    crop, pad), `layout` whether folders are `classes`, or `sites` with a folder per class in each; `skip_bad` leaves files out
+    that cannot be read, and `tell` is called with how many are decoded.
     """
+    return opened(name, data_dir, download, size=size, fit=fit, channels=channels, layout=layout, skip_bad=skip_bad).whole(tell)
+
+
+def opened(
+    name: str | Source, data_dir: str | Path | None = None, download: bool = False, *, size: int | None = None, fit: str = "resize",
+    channels: int | None = None, layout: str = "auto", skip_bad: bool = False,
+) -> Source:  # fmt: skip
+    """The same, but that of one's own image files only the headers are read: `whole()` then reads the images."""
     if isinstance(name, Source):
         return name
     name = in_full(name)
@@ -179,7 +197,8 @@ def load(
         if kind in _OWN and colon:
             if not rest:
                 raise UserError(f"{name!r} names no path", f"write {kind}:PATH")
-            return _own(name, user_path(rest), size, layout)
+            settings = Settings(size, fit if size or fit == "crop" else "resize", channels)
+            return _own(name, user_path(rest), settings, layout, skip_bad)
         official, home = _official(name), _home(data_dir)
         return Source(name, *_read(name, official, home, download), flip=official.flip)
 
@@ -196,11 +215,50 @@ def in_full(name: str) -> str:
     return f"{kinds[path.suffix.lower()]}:{name}" if path.suffix.lower() in kinds and path.is_file() else name
 
 
-def _own(name: str, path: Path, size: int | None, layout: str) -> Source:
+def _own(name: str, path: Path, settings: Settings, layout: str, skip_bad: bool) -> Source:
     if name.startswith("numpy:"):
         return Source(name, *npz.read(path), flip=True)
-    album = layouts.read(path, layout) if name.startswith("folder:") else table.read(path)
-    return Source(name, *album.decoded(size), flip=True, said=album.said)
+    album = _album(name, path, layout)
+
+    def finished(found: Decoded) -> Source:
+        if found.bad and not skip_bad:
+            raise unreadable(album.files, found.bad)
+        said = (*album.said, told_bad(album, found.bad)) if found.bad else album.said
+        return _checked(Source(name, *album.parts(torch.from_numpy(found.images), found.bad), flip=True, said=said, skipped=len(found.bad)))
+
+    def later(tell: Tell) -> Source:
+        with _told(), memory_told(f"the data set {name}"):
+            return finished(decoded(album, settings, surveyed, tell))
+
+    found = kept.find(kept.key_of(album.files, settings), len(album.files))
+    if found is not None:
+        return finished(found)
+    surveyed = survey(album.files, settings)
+    without = surveyed.bad if skip_bad else {}
+    blank = torch.empty(len(album.files) - len(without), surveyed.channels, *surveyed.shape, dtype=torch.uint8, device="meta")
+    return _checked(Source(name, *album.parts(blank, without), flip=True, said=album.said, later=later))
+
+
+def _album(name: str, path: Path, layout: str) -> Album:
+    return layouts.read(path, layout) if name.startswith("folder:") else table.read(path)
+
+
+def album(name: str, layout: str = "auto") -> Album | None:
+    """One's own image files before any is opened; None for other data."""
+    name = in_full(name)
+    kind, _, path = name.partition(":")
+    if kind not in ("folder", "csv") or not path:
+        return None
+    with _told():
+        return _album(name, user_path(path), layout)
+
+
+def _checked(source: Source) -> Source:
+    """The source, if something is left of it."""
+    if not len(source.test) or not bool((source.train.labels >= 0).any()):
+        what = "test image" if not len(source.test) else "labelled training image"
+        raise UserError(f"no {what} of {source.name} can be read", "replace the files that `fallow check` names")
+    return source
 
 
 def names(data_dir: str | Path | None = None) -> list[Listed]:
@@ -241,11 +299,11 @@ def from_dataset(
 
 
 def fit(
-    source: Source, size: int | None = None, fit: Literal["pad", "resize"] = "pad", channels: int | None = None
+    source: Source, size: int | None = None, fit: Literal["pad", "resize", "crop"] = "pad", channels: int | None = None
 ) -> Source:
-    """The source with images of another size (zeros around them, or Pillow's bilinear resize) or channel count."""
-    if fit not in ("pad", "resize"):
-        raise UserError(f"image.fit is {fit!r}", "choose pad or resize")
+    """The source with images of another size (zeros around them, or Pillow's bilinear resize, of the centre with `crop`) or channel count."""
+    if fit not in FITS:
+        raise UserError(f"image.fit is {fit!r}", "choose pad, resize or crop")
     if channels not in (None, 1, 3):
         raise UserError(f"image.channels is {channels}", "choose 1 or 3")
     if size is not None and size < 1:
@@ -266,8 +324,8 @@ def fitted(images: torch.Tensor, size: int | None, fit: str, channels: int | Non
     doing = f"bringing {len(images):,} images to {size}x{size}"
     check_room(len(images) * images.shape[1] * size * size, doing, "give a smaller image.size, or less data")
     with memory_told(doing):
-        if fit == "resize":
-            return torch.from_numpy(resized(images.numpy(), size, size))
+        if fit != "pad":
+            return torch.from_numpy(resized(images.numpy(), size, size, fit))
         return _padded(images, size, name)
 
 

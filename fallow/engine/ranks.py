@@ -18,7 +18,7 @@ from datetime import timedelta
 from functools import cache
 from io import BytesIO
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,15 +35,19 @@ from fallow.methods.state import Layout
 PATIENCE = timedelta(hours=6)  # a dead process is noticed at once, a silent one by its missing beats; this is the last resort
 BEAT = 1.0  # seconds between a rank's signs of life, and between looks at them
 SILENCE = 60.0  # seconds after which a rank without them is named
+PREPARING = 600.0  # after which rank 0 is given up that has not told the run's settings yet
 Tree = dict[str, Any]
 Layouts = dict[str, Layout]
+T = TypeVar("T")
 
 
 class RankLost(UserError):
-    """Another process of the run has ended."""
+    """Another process of the run has ended, or is silent."""
 
-    def __init__(self, cause: str):
-        super().__init__(cause, "its own message, if it left one, is above")
+    def __init__(self, cause: str, rank: int | None = None):
+        kept = "its last checkpoint is kept, go on with `fallow resume`"
+        super().__init__(cause, kept if rank == 0 else "its own message, if it left one, is above")
+        self.unspoken = rank == 0  # who speaks for all is silent himself
 
 
 class RankFailed(Exception):
@@ -74,8 +78,7 @@ class Post:
         self.open = True  # false while answers are awaited, and for good once that has failed
         self.waiting: set[int] = set()  # ranks whose answers are still to come
         self._store = dist.distributed_c10d._get_default_store()
-        if dist.get_rank():
-            self._show_life(f"fallow/{dist.get_rank()}")
+        self._show_life(f"fallow/{dist.get_rank()}")
 
     def send(self, tree: Tree, rank: int, layouts: Layouts) -> None:
         data = encoded(tree, layouts)
@@ -92,27 +95,32 @@ class Post:
 
     def ask(self, orders: dict[int, Tree], layouts: Layouts) -> Future[dict[int, Tensor]]:
         """Sends orders and awaits the answers on a thread of its own: Ctrl-C cannot interrupt a wait inside gloo."""
-        answers: Future[dict[int, Tensor]] = Future()
         self.open, self.waiting = False, set(orders)
 
-        def exchange() -> None:
-            try:
-                for rank, order in orders.items():
-                    self.send(order, rank, layouts)
-                found: dict[int, Tensor] = {}
-                for rank in orders:
-                    found[rank] = self.receive(rank)
-                    self.waiting.discard(rank)
-                self.open = True
-                answers.set_result(found)
-            except BaseException as e:
-                answers.set_exception(e)
+        def exchange() -> dict[int, Tensor]:
+            for rank, order in orders.items():
+                self.send(order, rank, layouts)
+            found: dict[int, Tensor] = {}
+            for rank in orders:
+                found[rank] = self.receive(rank)
+                self.waiting.discard(rank)
+            self.open = True
+            return found
 
-        Thread(target=exchange, name="fallow-ranks", daemon=True).start()
-        return answers
+        return _beside(exchange)
 
-    def await_answers(self, asked: Future[dict[int, Tensor]], timeout: float) -> dict[int, Tensor]:
-        """The answers; a rank that gives no sign of life meanwhile is named, and after `timeout` seconds given up."""
+    def order(self, timeout: float) -> Tensor:
+        """What rank 0 wants next."""
+        self.waiting = {0}
+        return self.await_answers(_beside(lambda: self.receive(0)), timeout)
+
+    def answer(self, tree: Tree, layouts: Layouts, timeout: float) -> None:
+        """To rank 0, as soon as it takes it."""
+        self.waiting = {0}
+        self.await_answers(_beside(lambda: self.send(tree, 0, layouts)), timeout)
+
+    def await_answers(self, asked: Future[T], timeout: float) -> T:
+        """What was asked for; a rank that gives no sign of life meanwhile is named, and after `timeout` seconds given up."""
         watched = Watched(timeout)
         while True:
             try:
@@ -161,6 +169,20 @@ class Post:
             raise RankLost(f"rank {rank} has ended before the run was done") from None
 
 
+def _beside(exchange: Callable[[], T]) -> Future[T]:
+    """An exchange on a thread of its own."""
+    found: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            found.set_result(exchange())
+        except BaseException as e:
+            found.set_exception(e)
+
+    Thread(target=work, name="fallow-ranks", daemon=True).start()
+    return found
+
+
 class Watched:
     """For how long ranks have given no sign of life: by looks, so that time in which all were stopped does not count."""
 
@@ -175,7 +197,7 @@ class Watched:
             silent = silent + BEAT if before == count else 0.0
             self._last[rank] = (count, silent)
             if silent >= self.timeout:
-                raise RankLost(f"rank {rank} has been silent for {silent:g} s and was given up (rank_timeout={self.timeout:g})")
+                raise RankLost(f"rank {rank} has been silent for {silent:g} s and was given up (rank_timeout={self.timeout:g})", rank)
             if silent >= SILENCE and rank not in self._named:
                 self._named.add(rank)
                 print(f"waiting for rank {rank}, silent for {silent:g} s; after {self.timeout:g} s (rank_timeout) it is given up", file=sys.stderr, flush=True)
@@ -282,8 +304,9 @@ def serve(build: Callable[[Tree], tuple[World, Executor]]) -> str:
     """Does what rank 0 asks until it says stop; the run's folder. What fails here is told there."""
     office, device, executor = post(), torch.device("cpu"), None
     layouts: Layouts = {}
+    timeout = PREPARING
     while True:
-        order = decoded(office.receive(0), layouts, device)
+        order = decoded(office.order(timeout), layouts, device)
         if order["do"] == "stop":
             if order["path"] is None:
                 raise RankLost("rank 0 has ended the run")
@@ -292,7 +315,7 @@ def serve(build: Callable[[Tree], tuple[World, Executor]]) -> str:
         try:
             if order["do"] == "begin":
                 world, executor = build(order)
-                layouts, device = world.layouts(), world.device
+                layouts, device, timeout = world.layouts(), world.device, world.options.rank_timeout
             else:
                 assert executor is not None
                 answer["outcomes"] = [_told(o) for o in executor.run([Job(**j) for j in order["jobs"]])]
@@ -300,7 +323,7 @@ def serve(build: Callable[[Tree], tuple[World, Executor]]) -> str:
             answer["error"] = [e.cause, e.remedy]
         except Exception:
             answer["bug"] = traceback.format_exc()
-        office.send(answer, 0, layouts)
+        office.answer(answer, layouts, timeout)
 
 
 def _told(outcome: Outcome) -> Tree:

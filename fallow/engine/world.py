@@ -107,6 +107,8 @@ class World:
 
     def _put_data(self, source: Source) -> None:
         self.labels = source.train.labels.numpy()
+        if source.later is not None:  # only settings are to be checked
+            return
         try:
             self.images, self.truth = source.train.images.to(self.device), source.train.labels.to(self.device)
             self.test_images, self.test_labels = source.test.images.to(self.device), source.test.labels.to(self.device)

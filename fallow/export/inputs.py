@@ -15,6 +15,13 @@ from fallow.data.views import normalisation
 from fallow.errors import UserError
 from fallow.runs import Result
 
+FILES = {
+    "resize": "is resized to that, bilinear as in Pillow",
+    "crop": "is cropped to the largest centre of these proportions, which is resized to that, bilinear as in Pillow",
+    "pad": "is made smaller until it fits in, bilinear as in Pillow, or left as it is, and padded with zeros on all sides",
+}
+FITS = {"resize": "resized, bilinear as in Pillow,", "crop": "the centre resized, bilinear as in Pillow,", "pad": "padded with zeros on all sides"}
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -37,21 +44,27 @@ class Inputs:
         shape = (s["channels"], s["size"], s["size"])
         return Inputs(tuple(s["decoded"]), o.image.size, o.image.fit, o.image.channels, mean, std, shape)
 
+    @property
+    def fit_of_files(self) -> str:
+        """How files of another shape are brought to `decoded`: of one's own files `pad` does it at once."""
+        return "resize" if self.fit == "pad" and self.decoded[1:] != (self.size, self.size) else self.fit
+
     def read(self, path: Path) -> Tensor:
         """A file as uint8 [C, H, W]: brought to the data set's own shape as `folder:` does, then by the keys of `image`."""
         channels, *shape = self.decoded
-        pixels = torch.from_numpy(images.read(path, channels, (shape[0], shape[1])).copy())
+        pixels = torch.from_numpy(images.read(path, channels, (shape[0], shape[1]), self.fit_of_files).copy())
         return fitted(pixels[None], self.size, self.fit, self.channels, str(path))[0]
 
     def words(self) -> list[str]:
         """The steps from a file to the model's pixels, for people."""
         c, h, w = self.decoded
         steps = [f"{'grey' if c == 1 else 'colour (RGB)'}, 8 bits; transparency is dropped, of 16-bit grey the upper 8 bits count"]
-        steps.append(f"an image that is not {h}x{w} (height x width) is resized to that, bilinear as in Pillow")
+        steps.append("turned upright, by EXIF's orientation")
+        steps.append(f"an image that is not {h}x{w} (height x width) {FILES[self.fit_of_files]}")
         if self.channels not in (None, c):
             steps.append("made grey, 0.299 R + 0.587 G + 0.114 B" if self.channels == 1 else "the grey channel is repeated three times")
         if self.shape[1:] != (h, w):
-            steps.append(f"{'resized, bilinear as in Pillow,' if self.fit == 'resize' else 'padded with zeros on all sides'} to {self.shape[1]}x{self.shape[2]}")
+            steps.append(f"{FITS[self.fit]} to {self.shape[1]}x{self.shape[2]}")
         return steps
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fallow.data import given
 from fallow.data.readers.folders import image_files
-from fallow.data.readers.images import array_of, is_image, resized
+from fallow.data.readers.images import array_of, brought, is_image, upright
+from fallow.data.readers.opening import orientation
 from fallow.data.sources import fitted
 from fallow.errors import UserError
 from fallow.export.inputs import Inputs
@@ -92,15 +93,15 @@ def _is_picture(image: Any) -> bool:
 
 
 def _from_picture(image: Any, inputs: Inputs) -> Tensor:
-    return _from_arrays(array_of(image, inputs.decoded[0])[None], inputs)[0]
+    return _from_arrays(upright(array_of(image, inputs.decoded[0]), orientation(image))[None], inputs)[0]
 
 
 def _from_arrays(pixels: np.ndarray, inputs: Inputs) -> Tensor:
     """[N, C, H, W] as a reader of files would have given them, then by the keys of `image`."""
-    channels, *shape = inputs.decoded
+    channels, height, width = inputs.decoded
     coloured = fitted(torch.from_numpy(np.require(pixels, requirements=["C", "W"])), None, "pad", channels, "the images")
-    if list(coloured.shape[2:]) != shape:
-        coloured = torch.from_numpy(resized(coloured.numpy(), *shape))
+    if coloured.shape[2:] != (height, width):
+        coloured = torch.from_numpy(np.stack([brought(image, (height, width), inputs.fit_of_files) for image in coloured.numpy()]))
     return fitted(coloured, inputs.size, inputs.fit, inputs.channels, "the images")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 NAMES = {
     "balanced_accuracy": "balanced accuracy", "macro_f1": "macro F1", "auroc": "AUROC", "calibration_error": "calibration error",
 }  # fmt: skip
-PERCENT = {"accuracy", "balanced_accuracy", "calibration_error"}
+PERCENT = {"accuracy", "balanced_accuracy", "calibration_error", "last", "best"}
 
 
 def valued(name: str, value: float) -> str:
@@ -18,6 +18,21 @@ def valued(name: str, value: float) -> str:
     ('91.23 %', '0.912')
     """
     return f"{100 * value:.2f} %" if name in PERCENT else f"{value:.3f}"
+
+
+def of_summary(summary: Mapping[str, Any], name: str) -> Any:
+    """What a summary has under a name: `last`, `validation.best` of a section, `macro_f1` or `sites.of` of the scores.
+
+    >>> of_summary({"last": 0.5, "scores": {"test": {"auroc": 0.9}}}, "auroc")
+    0.9
+    """
+    for whole in (name, f"scores.{name}", f"scores.test.{name}"):
+        found: Any = summary
+        for part in whole.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        if found is not None:
+            return found
+    return None
 
 
 def listed(found: Mapping[str, Any]) -> str:

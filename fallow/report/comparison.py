@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fallow.errors import UserError, suggest
+from fallow.measure.told import of_summary
 from fallow.methods import REGISTERED, find
 from fallow.report.paired import LEAST, WORDS, Difference, difference
 from fallow.report.reading import Run, completed, finite, flat, gathered, method_name, shortened
@@ -74,6 +74,7 @@ class Comparison:
     cells: dict[Place, Entry]
     notes: list[str] = field(default_factory=list)
     against: int = 0  # the row that others are compared with
+    published: dict[Place, str] = field(default_factory=dict)  # figures to stand beside ours
 
     def best(self) -> set[Place]:
         """In each column with several rows the best mean, and those within its standard error."""
@@ -106,15 +107,18 @@ class Comparison:
         spread = f", mean ± standard deviation over {self.seeds()} seeds" if several else ", one seed"
         return f"{what[:1].upper()}{what[1:]}{' in %' if self.share else ''}{spread}"
 
-    def shown(self, entry: Entry) -> str:
-        """A cell's text; n where cells have different ones."""
-        return str(entry) + (f" (n {entry.n})" if "to" in self.seeds() else "")
+    def shown(self, at: Place) -> str:
+        """A cell's text: ours, with n where cells have different ones."""
+        entry = self.cells.get(at)
+        return "" if entry is None else str(entry) + (f" (n {entry.n})" if "to" in self.seeds() else "")
 
     def below(self) -> list[str]:
         """What is said below the table."""
         out = list(self.notes)
         if self.best():
             out.insert(0, "Marked is the best of a column, and what lies within the best's standard error.")
+        if self.published:
+            out.append("In brackets: the published figure.")
         if self.differences():
             out.append(self._tested())
         return out
@@ -255,7 +259,7 @@ def _natural(head: tuple[str, ...]) -> list[tuple[str, float, str]]:
 # -- values --------------------------------------------------------------------------------------------------------------
 def _values(runs: Sequence[Run], statistic: str) -> tuple[dict[Path, float], bool, list[str]]:
     """A number of each run's summary, whether it is shown in per cent, and which runs have none."""
-    found = {run.path: value for run in runs if finite(value := number(run.summary, statistic))}
+    found = {run.path: value for run in runs if finite(value := of_summary(run.summary, statistic))}
     if not found:
         known = sorted({name for run in runs for name in numbers(run.summary)})
         raise UserError(f"no summary has a number {statistic!r}", suggest(statistic, known))
@@ -263,20 +267,6 @@ def _values(runs: Sequence[Run], statistic: str) -> tuple[dict[Path, float], boo
     share = not any(word in statistic for word in PLAIN) and all(0 <= value <= 1 for value in found.values())
     notes = [f"{_listed([str(run.path) for run in lacking])} without {statistic}, left out."] if lacking else []
     return {path: 100 * value if share else value for path, value in found.items()}, share, notes
-
-
-def number(summary: Keys, name: str) -> Any:
-    """`last`, or `sites.berlin` of a section; of the scores by their name alone."""
-    scores = summary.get("scores")
-    for found in (summary, scores if isinstance(scores, dict) else {}):
-        value: Any = found.get(name)
-        if value is None:
-            value = found
-            for part in name.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-        if value is not None:
-            return value
-    return None
 
 
 def numbers(summary: Keys, prefix: str = "") -> list[str]:

@@ -1,7 +1,7 @@
-"""The grid of a paper's table: rows in cells, run cell by cell, read back.
+"""The grid of a paper's table, or of one's own in a file: rows in cells, run cell by cell, read back.
 
 Runs lie in `DIR/PAPER/TABLE/CELL/seed-N` for the paper's own method and in `DIR/PAPER/TABLE/CELL--ROW/seed-N` for the
-other rows; thinned results (`collect`) have the same layout, and `read` takes either.
+other rows, those of a table of one's own in `DIR/NAME/...`; thinned results (`collect`) have the same layout, and `read` takes either.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from fallow.errors import UserError, suggest
 from fallow.report import published
 from fallow.report.collect import thin
 from fallow.report.published import Figure, table_name
-from fallow.runs.jobs import Job, state
+from fallow.runs.jobs import Job
 from fallow.runs.room import Room
 from fallow.runs.runner import Event, Runner
-from fallow.runs.settings import Cell, Grid, Keys, differences, recipe, recipes, resolve, slug
+from fallow.runs.settings import SHAPES, Cell, Grid, Keys, differences, recipe, recipes, resolve, slug
+from fallow.runs.settled import Settled
 from fallow.runs.workers import Hands, Here, Workers
 
 Tell = Callable[[str], None]
@@ -55,20 +56,17 @@ class Entry:
 
 
 class Grids:
-    """A table of a paper: its entries, what it reports, further keys that every run gets."""
+    """A table of a paper, or of a file: its entries, what it reports, further keys that every run gets."""
 
-    def __init__(self, paper: str, table: str, only: Iterable[str] = (), more: Iterable[str] = ()):
-        self.paper, self.table, self.more = paper, table_name(table), list(more)
-        self.recipe = f"{paper}/{self.table}"
-        known = {name.split("/")[0] for name in recipes() if "/" in name}
-        if paper not in known:
-            raise UserError(f"there is no paper {paper!r} with tables", suggest(paper, known))
-        if self.recipe not in recipes():
-            raise UserError(f"{paper} has no recipe for its table {table}", f"there are: {', '.join(_tables(paper))}")
-        grid = Grid.of(recipe(self.recipe))
-        if grid is None:
-            raise UserError(f"{self.recipe} is no table", f"there are: {', '.join(_tables(paper))}")
-        self.grid, self.given = grid, parse_pairs(self.more)
+    def __init__(self, paper: str, table: str | None = None, only: Iterable[str] = (), more: Iterable[str] = (), *, trust: bool = False):
+        self.more, self.trust = list(more), trust
+        self.is_own = paper.endswith((".yaml", ".yml"))
+        if self.is_own:
+            self.paper, self.table, self.recipe = "", slug(table or Path(paper).stem) or "table", paper
+            self.grid = self._of_file()
+        else:
+            self.grid = self._of_paper(paper, table)
+        self.given = parse_pairs(self.more)
         for key in ("method", "setting", "seed"):
             if key in self.given:
                 raise UserError(
@@ -78,18 +76,64 @@ class Grids:
         self.entries = [e for e in self._all() if all(any(_agrees(e, name, *v) for v in values) for name, values in wanted.items())]
         if not self.entries:
             raise UserError(f"nothing in the table agrees with {shown(' '.join(only))}", f"its cells are: {self._cells()}")
+        if self.is_own:
+            self._check()
+
+    def _of_file(self) -> Grid:
+        keys = recipe(self.recipe)
+        for key in ("rows", "cells"):
+            if not keys.get(key):
+                raise UserError(f"{self.recipe} has no {key}, which a table has", f"write {key}: {SHAPES[key][1]}, or use `fallow run {self.recipe}`")
+        try:
+            grid = Grid.of(keys)
+        except UserError as e:
+            raise UserError(f"{self.recipe}: {e.cause}", e.remedy) from None
+        assert grid is not None
+        self._figures = {key: figure for key, figure in _own_figures(self.table, keys.get("published") or {}, grid.statistic)}
+        for data, setting, row in self._figures:
+            cells = [f"{cell.data}, {cell.setting}" for cell in grid.cells]
+            if f"{data}, {setting}" not in cells:
+                raise UserError(f"{self.recipe} has published: figures of the cell {data}, {setting}, which it has not", suggest(f"{data}, {setting}", cells))
+            if row not in grid.rows:
+                raise UserError(f"{self.recipe} has published: a figure of the row {row}, which it has not", suggest(row, grid.rows))
+        return grid
+
+    def _check(self) -> None:
+        """A mistake in a file is told with the file and the place in it, before anything is run."""
+        for entry in self.entries:
+            if entry.missing:
+                continue
+            try:
+                self.expected(entry, 0)
+            except UserError as e:
+                raise UserError(f"{self.recipe}, row {entry.row} in cell {entry.cell.data}, {entry.cell.setting}: {e.cause}", e.remedy) from None
+
+    def _of_paper(self, paper: str, table: str | None) -> Grid:
+        self.paper, self.table = paper, table_name(table or "")
+        self._figures = published.of_table(self.paper, self.table)
+        self.recipe = f"{paper}/{self.table}"
+        known = {name.split("/")[0] for name in recipes() if "/" in name}
+        if paper not in known:
+            raise UserError(f"there is no paper {paper!r} with tables", suggest(paper, known))
+        if table is None:
+            raise UserError(f"which table of {paper} is meant", f"there are: {', '.join(_tables(paper))}")
+        if self.recipe not in recipes():
+            raise UserError(f"{paper} has no recipe for its table {table}", f"there are: {', '.join(_tables(paper))}")
+        grid = Grid.of(recipe(self.recipe))
+        if grid is None:
+            raise UserError(f"{self.recipe} is no table", f"there are: {', '.join(_tables(paper))}")
+        return grid
 
     def _all(self) -> Iterator[Entry]:
         """The printed entries; of a table without published figures all rows in all cells."""
-        figures = published.of_table(self.paper, self.table)
         for cell in self.grid.cells:
             for row in self.grid.rows:
-                figure = figures.get((cell.data, cell.setting, row))
-                if figure is None and figures:
+                figure = self._figures.get((cell.data, cell.setting, row))
+                if figure is None and self._figures and not self.is_own:
                     continue
                 keys = self.grid.keys(row, cell)
                 yield Entry(
-                    self.paper, self.table, row, cell, keys, row == self.grid.own, self.grid.missing(row), figure
+                    self.paper, self.table, row, cell, keys, row == self.grid.own and not self.is_own, self.grid.missing(row), figure
                 )
 
     def folder(self, place: Path) -> Path:
@@ -116,8 +160,21 @@ class Grids:
         return "; ".join(f"data={c.data} setting={c.setting!r}" for c in self.grid.cells)
 
     def expected(self, entry: Entry, seed: int) -> Keys:
-        """The complete settings of an entry."""
-        return resolve(entry.keys, merge(self.given, {"seed": seed}))[1].model_dump(mode="json")
+        """The complete settings of an entry; in a file of one's own those that it names, since the data decide on others."""
+        complete = resolve(entry.keys, merge(self.given, {"seed": seed}), self.trust)[1].model_dump(mode="json")
+        if not self.is_own:
+            return complete
+        return {name: complete[name] for name in merge(entry.keys, self.given) if name in complete and not isinstance(complete[name], dict)}
+
+
+def _own_figures(table: str, said: Keys, statistic: str) -> Iterator[tuple[tuple[str, str, str], Figure]]:
+    """What a file says was published."""
+    for data, settings in said.items():
+        for setting, rows in settings.items():
+            for row, figure in rows.items():
+                mean, std = figure if isinstance(figure, list) else (figure, None)
+                names = str(data), str(setting), str(row)
+                yield names, Figure("", table, *names, float(mean), None if std is None else float(std), statistic, "", "")
 
 
 def _tables(paper: str) -> list[str]:
@@ -162,14 +219,17 @@ def run(
     """Runs what is not finished; a run that was cut goes on, one that fails is told and the others go on."""
     count = grids.grid.seeds if seeds is None else seeds
     made: dict[str, tuple[Entry, int]] = {}
-    todo, failures, there = [], [], _Data(grids, download, tell)
+    todo, failures, there, settled = [], [], _Data(grids, download, tell), Settled(download)
     for seed in range(count):  # one seed everywhere first
         for entry in grids.entries:
             if entry.missing:
                 continue
             try:
-                job = _job(grids, entry, seed, out)
-                if state(job) != "done" and not there.has(entry):
+                if grids.is_own and not there.has(entry):  # of which the settings take what suits them
+                    failures.append(Failure(entry, seed, "no data"))
+                    continue
+                job = _job(grids, entry, seed, out, settled)
+                if job.folder.concluded() != "finished" and not there.has(entry):
                     failures.append(Failure(entry, seed, "no data"))
                     continue
             except UserError as e:
@@ -192,7 +252,7 @@ class _Data:
         self.known: dict[tuple[str, str | None], bool] = {}
 
     def has(self, entry: Entry) -> bool:
-        o = resolve(entry.keys, self.grids.given)[1]
+        o = resolve(entry.keys, self.grids.given, self.grids.trust)[1]
         name = (o.data, o.data_dir)
         if name not in self.known:
             try:
@@ -205,10 +265,11 @@ class _Data:
         return self.known[name]
 
 
-def _job(grids: Grids, entry: Entry, seed: int, out: Path) -> Job:
+def _job(grids: Grids, entry: Entry, seed: int, out: Path, settled: Settled) -> Job:
     keys = merge(grids.given, {"method": entry.row, "setting": entry.cell.name, "seed": seed})
     path = out / entry.folder / f"seed-{seed}"
-    return Job(str(path.relative_to(out)), path, grids.recipe, keys, grids.expected(entry, seed))
+    expected = settled.settings(grids.recipe, keys, grids.trust).model_dump(mode="json") if grids.is_own else grids.expected(entry, seed)
+    return Job(str(path.relative_to(out)), path, grids.recipe, keys, expected, {"trust": True} if grids.trust else {})
 
 
 def _say(event: Event, made: dict[str, tuple[Entry, int]], tell: Tell) -> None:
@@ -246,6 +307,7 @@ class Line:
     last: list[float]
     best: list[float]
     note: str
+    seeds: tuple[int, ...] = ()
 
     def ours(self, statistic: str) -> tuple[float, float | None] | None:
         """Mean and standard deviation (over n, ddof 0) of `last` or `best`."""
@@ -264,7 +326,7 @@ def read(grids: Grids, place: Path, seeds: int | None = None, failures: Iterable
 def _line(grids: Grids, entry: Entry, place: Path, seeds: int | None, failed: dict[tuple[str, int], str]) -> Line:
     if entry.missing:
         return Line(entry, [], [], entry.missing)
-    last, best, notes = [], [], []
+    last, best, notes, seen = [], [], [], []
     for path in sorted((place / entry.folder).glob("seed-*"), key=lambda p: (len(p.name), p.name)):
         number = path.name.removeprefix("seed-")
         if not re.fullmatch("[0-9]{1,9}", number) or (seeds is not None and int(number) >= seeds):
@@ -280,8 +342,9 @@ def _line(grids: Grids, entry: Entry, place: Path, seeds: int | None, failed: di
             notes.append(_told(other))
         last.append(100 * summary["last"])
         best.append(100 * summary["best"])
+        seen.append(int(number))
     notes += [f"seed {seed} failed: {why}" for (name, seed), why in failed.items() if name == entry.name]
-    return Line(entry, last, best, "; ".join(notes))
+    return Line(entry, last, best, "; ".join(notes), tuple(seen))
 
 
 # -- collecting --------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A table as it is printed: ours beside the published figures, as Markdown, LaTeX and CSV."""
+"""A table as it is printed: methods by settings, and cell by cell beside the published figures; as Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fallow import disk
+from fallow.report import written
+from fallow.report.comparison import Comparison, Entry
 from fallow.report.grid import TABLES, Grids, Line
 
 MORE = ["difference", "within_std", "last", "best", "note"]
@@ -69,20 +71,51 @@ class Table:
 
     FOOT = "* within one standard deviation of the published figure (the published one or, where none is printed, ours)."
 
+    @property
+    def has_figures(self) -> bool:
+        return any(line.entry.figure for line in self.lines)
+
+    def matrix(self) -> Comparison:
+        """Methods by settings."""
+        rows = list(dict.fromkeys(line.entry.row for line in self.lines))
+        columns = list(dict.fromkeys((line.entry.cell.data, line.entry.cell.setting) for line in self.lines))
+        cells, figures, notes = {}, {}, []
+        for line in self.lines:
+            at = rows.index(line.entry.row), columns.index((line.entry.cell.data, line.entry.cell.setting))
+            values = line.last if self.statistic == "last" else line.best
+            if values:
+                cells[at] = Entry(dict(zip(line.seeds or range(len(values)), values)))
+            if line.entry.figure:
+                figures[at] = _with_std((line.entry.figure.mean, line.entry.figure.std))
+            if line.note:
+                notes.append(f"{line.entry.name}: {line.note}.")
+        alone = [rows.index(line.entry.row) for line in self.lines if line.entry.keys.get("method") == "fedavg"]
+        heads: list[tuple[str, ...]] = [*columns]
+        return Comparison(self.statistic, True, rows, heads, cells, notes, alone[0] if len(set(alone)) == 1 else 0, figures)
+
+    def printed(self) -> list[list[tuple[str, ...]]]:
+        """What a terminal shows: tables, each with a title row."""
+        matrix = self.matrix()
+        if self.has_figures:
+            return [[self.title(), *self.rows()]]
+        return [table for table in (written.printed(matrix), written.differences(matrix)) if table]
+
+    def below(self) -> list[str]:
+        if not self.has_figures:
+            return [sentence.replace("Marked", "Marked *", 1) for sentence in self.matrix().below()]
+        return [self.FOOT] if any(self.near(line) for line in self.lines) else []
+
     def markdown(self) -> str:
+        matrix = written.markdown(self.matrix()).partition("\n\n")[2].replace(f"\n\n<!-- {written.MADE} -->", "").rstrip()
+        if not self.has_figures:
+            return f"{self.caption()}\n\n{matrix}\n"
         lines = [self.title(), ("---", "---", "---", "---:", "---:", "---:", "---:", "---:", "---"), *self.rows()]
         body = "\n".join("| " + " | ".join(re.sub(r"([|*])", r"\\\1", c) for c in cells) + " |" for cells in lines)
-        return f"{self.caption()}\n\n{body}\n\n\\{self.FOOT}\n"
+        return f"{self.caption()}\n\n{matrix}\n\n{body}\n\n\\{self.FOOT}\n"
 
     def latex(self) -> str:
         """A tabular for the booktabs package."""
-        rows = [" & ".join(_tex(c) for c in cells) + r" \\" for cells in self.rows()]
-        head = " & ".join(_tex(c) for c in self.title()) + r" \\"
-        body = ["\\begin{tabular}{lllrrrrrl}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
-        return (
-            "\n".join([f"% {self.caption()}", "% * within one standard deviation of the published figure", *body])
-            + "\n"
-        )
+        return f"% {self.caption()}\n{written.latex(self.matrix())}"
 
     def csv(self) -> str:
         text = io.StringIO()
@@ -114,6 +147,8 @@ class Table:
             ))  # fmt: skip
         return text.getvalue()
 
+    FORMATS = {"md": markdown, "tex": latex, "csv": csv}
+
     def write(self, place: Path) -> Path:
         """table.md, table.tex and table.csv beside the table's runs."""
         folder = self.grids.folder(place)
@@ -132,17 +167,3 @@ def _with_std(value: tuple[float, float | None] | None) -> str:
 
 def _plain(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
-
-
-def _tex(text: str) -> str:
-    for plain, escaped in (
-        ("\\", r"\textbackslash{}"),
-        ("&", r"\&"),
-        ("%", r"\%"),
-        ("_", r"\_"),
-        ("#", r"\#"),
-        ("$", r"\$"),
-    ):
-        text = text.replace(plain, escaped)
-    text = re.sub(r"^([+-])(?=\d)", r"$\1$", text)
-    return text.replace("±", r"$\pm$").replace(" *", r"$^{*}$")

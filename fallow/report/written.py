@@ -24,10 +24,14 @@ def printed(c: Comparison) -> list[tuple[str, ...]]:
     for row, name in enumerate(c.rows):
         cells = []
         for column in range(len(heads)):
-            entry = c.cells.get((row, column))
-            cells.append("" if entry is None else c.shown(entry) + (" *" if (row, column) in best else ""))
+            at = (row, column)
+            cells.append(_both(c.shown(at) + (" *" if at in best else ""), c.published.get(at)))
         body.append((name, *cells))
     return [title, *body]
+
+
+def _both(ours: str, published: str | None) -> str:
+    return " ".join(filter(None, [ours, f"[{published}]" if published else ""]))
 
 
 def differences(c: Comparison) -> list[tuple[str, ...]]:
@@ -45,8 +49,8 @@ def markdown(c: Comparison) -> str:
     best = c.best()
     title, *body = printed(c)
     for row, cells in enumerate(body):
-        marked = [f"**{text.removesuffix(' *')}**" if (row, i) in best else text for i, text in enumerate(cells[1:])]
-        body[row] = (_md(cells[0]), *marked)
+        texts = [(_md(c.shown((row, i))), c.published.get((row, i))) for i in range(len(cells) - 1)]
+        body[row] = (_md(cells[0]), *[_both(f"**{text}**" if (row, i) in best else text, given) for i, (text, given) in enumerate(texts)])
     parts = [f"{c.caption()}.", _pipes([tuple(map(_md, title)), *body])]
     if gaps := differences(c):
         parts.append(_pipes([tuple(map(_md, line)) for line in gaps]))
@@ -70,10 +74,11 @@ def latex(c: Comparison) -> str:
     for row, name in enumerate(c.rows):
         cells = []
         for column in range(width):
-            entry = c.cells.get((row, column))
-            text = "" if entry is None else tex(c.shown(entry))
-            cells.append(f"\\textbf{{{text}}}" if (row, column) in best else text)
-        lines.append(" & ".join([tex(name), *cells]) + r" \\")
+            at = (row, column)
+            text, given = tex(c.shown(at)), c.published.get(at)
+            cells.append(_both(f"\\textbf{{{text}}}" if at in best else text, given and tex(given)))
+        guard = "{}" if name[:1] in ("[", "*") else ""  # after the line above they would be an argument of its end
+        lines.append(" & ".join([guard + tex(name), *cells]) + r" \\")
     about = [f"{MADE}; needs \\usepackage{{booktabs}}", f"{c.caption()}.", *c.below()]
     gaps = [f"{line[0]}: {', '.join(f'{head} {gap}' for head, gap in zip(found[0][1:], line[1:]) if gap)}" for found in [differences(c)] for line in found[1:]]
     comments = [f"% {_one_line(text)}" for text in [*about, *gaps]]

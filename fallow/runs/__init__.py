@@ -33,7 +33,7 @@ from fallow.methods import find
 from fallow.methods.base import Method
 from fallow.runs import automatic
 from fallow.runs import origin as origins
-from fallow.runs.data import completed, load_source, named
+from fallow.runs.data import Reading, completed, load_source, named, opened_source
 from fallow.runs.folder import RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
@@ -190,6 +190,7 @@ class Run:
             "size": self.source.size,
             "class_names": list(self.source.classes),
             "decoded": list(self.source.decoded or self.source.train.images.shape[1:]),
+            "skipped": self.source.skipped,
             "fingerprint": self.federation.fingerprint,
             "config_hash": config_hash(o),
             "device": _device_name(self.world.device),
@@ -225,9 +226,10 @@ def base_of(recipe_name: RecipeName, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 def prepare(
-    recipe_name: RecipeName, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False
-) -> tuple[type[Method], Config, Source, Federation]:
-    """Settings, data and federation of a run, complete, without running it."""
+    recipe_name: RecipeName, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False,
+    watch: Watcher | None = None,
+) -> tuple[type[Method], Config, Source, Federation]:  # fmt: skip
+    """Settings, data and federation of a run, complete, without running it; images are decoded when all else has been checked."""
     given = dict(given)
     if isinstance(given.get("data"), Source):
         source = given.pop("data")
@@ -236,14 +238,26 @@ def prepare(
     base = base_of(recipe_name, given)
     fit = are_fitted(base, given)
     method, options = resolve(base, given, trust)
-    said = automatic.given(options)
     options = options if source else named(options)
-    source = load_source(options, source, download)
+    opened = opened_source(options, source, download)
+    complete, federation = _settled(method, options, fit, opened)
+    reading = Reading(watch, complete, opened)
+    if opened.later is None:
+        return method, complete, opened, federation
+    World(complete, method(complete, len(opened.classes)), opened, federation).initial()  # complains now, not after the decoding
+    source = reading.whole(options)
+    complete, federation = _settled(method, options, fit, source)
+    return method, complete, source, federation
+
+
+def _settled(method: type[Method], options: Config, fit: bool, source: Source) -> tuple[Config, Federation]:
+    """The settings with what the data says, and the federation that they make."""
+    said = automatic.given(options)
     options = completed(method, options, source)
     federation = make_federation(options, source)
     if fit:
         options = automatic.fitted(method, options, said, source, federation)
-    return method, options, source, federation
+    return options, federation
 
 
 def run(
@@ -273,7 +287,8 @@ def run(
 
     `quiet=True` shows no progress, `quiet=False` always does; by default it is shown on a terminal and in a notebook.
     `watch` is called with ("start", run), then ("round", row of metrics) after each round and ("warning", finding) where
-    something shows that the run does not learn, then ("end", summary).
+    something shows that the run does not learn, then ("end", summary); before all that, where one's own image files are read,
+    with ("data", sentence) and with ("reading", (images decoded, images in all)).
     `trust=True` lets code run that a recipe names.
     """
     _check_stop(stop_after)
@@ -289,7 +304,7 @@ def _run(
     recipe: RecipeName, keys: dict[str, Any], out: Path, name: str | None, stop_after: int | None, download: bool,
     watch: Watcher | None, trust: bool,
 ) -> Result:  # fmt: skip
-    method, options, source, federation = prepare(recipe, keys, download=download, trust=trust)
+    method, options, source, federation = prepare(recipe, keys, download=download, trust=trust, watch=watch)
     check_trackers(options.track)
     plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in f"{options.method}-{options.data}-seed{options.seed}")
     folder = RunFolder.new(out, name or plain.strip("-").lower()[-80:])
@@ -343,7 +358,7 @@ def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Wa
     check_trackers(options.track)
     with folder.locked():
         noted = folder.check_begun()
-        source = load_source(found, source)
+        source = Reading(watch, found, opened_source(found, source)).whole(found)
         if origin:
             differs += origin.check_data(source, anyway)
         if folder.federation.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fallow import config as configuration
@@ -10,6 +11,7 @@ from fallow.data import sources
 from fallow.data.natural import SERVER, given, without_small
 from fallow.data.partitions import parse
 from fallow.data.readers.albums import NOBODY
+from fallow.data.readers.images import Tell, silent
 from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.methods.base import Method
@@ -20,15 +22,46 @@ def named(options: Config) -> Config:
     return options.model_copy(update={"data": sources.in_full(options.data)})
 
 
-def load_source(options: Config, source: Source | None = None, download: bool = False) -> Source:
+def opened_source(options: Config, source: Source | None = None, download: bool = False) -> Source:
+    """The data as the settings want it; of one's own image files only the headers are read."""
     image = options.image
-    read_as = image.size if image.fit == "resize" else None  # files are then resized once, and never held in full size
-    source = source or sources.load(options.data, options.data_dir, download, size=read_as, layout=options.layout)
-    source = sources.fit(source, size=image.size, fit=image.fit, channels=image.channels)
+    source = source or sources.opened(
+        options.data, options.data_dir, download,
+        size=image.size, fit=image.fit, channels=image.channels, layout=options.layout, skip_bad=options.skip_bad,
+    )  # fmt: skip
+    source = source if source.later else sources.fit(source, size=image.size, fit=image.fit, channels=image.channels)
     height, width = source.train.images.shape[2:]
     if height != width:
-        raise UserError(f"the images of {source.name} are {height}x{width}, not square", "set image.size, with image.fit=resize or pad")
+        raise UserError(f"the images of {source.name} are {height}x{width}, not square", "set image.size, with image.fit=crop, resize or pad")
     return source
+
+
+def load_source(options: Config, source: Source | None = None, download: bool = False, tell: Tell = silent) -> Source:
+    return read(options, opened_source(options, source, download), tell)
+
+
+def read(options: Config, source: Source, tell: Tell = silent) -> Source:
+    """The opened source with its images."""
+    image = options.image
+    return sources.fit(source.whole(tell), size=image.size, fit=image.fit, channels=image.channels)
+
+
+class Reading:
+    """Tells a watcher what the data is, and how far its images are decoded."""
+
+    def __init__(self, watch: Callable[[str, Any], None] | None, options: Config, opened: Source):
+        self.watch, self.opened = watch or (lambda *_: None), opened
+        self.said = sentences(options, opened)
+        self._tell(self.said)
+
+    def whole(self, options: Config) -> Source:
+        source = read(options, self.opened, lambda done, count: self.watch("reading", (done, count)))
+        self._tell([sentence for sentence in source.said if not any(known.startswith(sentence) for known in self.said)])
+        return source
+
+    def _tell(self, said: list[str]) -> None:
+        for sentence in said:
+            self.watch("data", sentence)
 
 
 def natural_clients(source: Source) -> set[str]:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from fallow.__main__ import importing
+
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # a scheduler's or the system's word, and a closed terminal's
 
 
@@ -68,6 +70,8 @@ def stopping() -> Iterator[None]:
     """A command whose SIGTERM and SIGHUP unwind it as Ctrl-C does; torchrun's processes must die of them at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
+        if importing(frame):
+            os._exit(128 + number)
         raise Stopped(number)
 
     stop.of_fallow = True  # type: ignore[attr-defined]

@@ -27,11 +27,11 @@ from fallow.runs import lacking
 from fallow.runs.origin import located, own_code, started_in
 
 Keys = dict[str, Any]
-GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "defaults")  # of a recipe, beside the keys of a run
+GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "published", "defaults")  # of a recipe, beside the keys of a run
 DEFAULTS = ("fitted", "paper")  # what a key gets that nobody gave: what suits the data, or the method's paper
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
-NEWER = {"layout": "auto", "validation": None}  # keys that older runs have not; as given here they change nothing
+NEWER = {"layout": "auto", "skip_bad": False, "validation": None}  # keys that older runs have not; as given here they change nothing
 SEEDS = 10_000  # at most
 UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
 EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, without another result
@@ -80,6 +80,18 @@ def _check_texts(keys: Keys, name: str) -> None:
         waiting += value.values() if isinstance(value, Mapping) else value
 
 
+def _published(value: Any) -> bool:
+    """Figures of rows in cells: a mean, or a mean and a deviation, in per cent."""
+    if not isinstance(value, Mapping) or not all(map(_of_mappings, value.values())):
+        return False
+    figures = [figure for settings in value.values() for rows in settings.values() for figure in rows.values()]
+    return all(_number(f) or (isinstance(f, list) and len(f) == 2 and all(map(_number, f))) for f in figures)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 100
+
+
 def _words(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(v, str) for v in value)
 
@@ -104,6 +116,7 @@ SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "own": (lambda v: isinstance(v, str), "one of the rows"),
     "by": (_words, "[data, partition], a list of keys"),
     "statistic": (lambda v: v in ("last", "best"), "last or best"),
+    "published": (_published, "{data: {setting: {ROW: 70.1}}}, a row's mean or [mean, deviation]"),
     "seeds": (lambda v: type(v) is int and 1 <= v <= SEEDS, f"a count from 1 to {SEEDS}"),
     "rows": (_rows, "{NAME: {method: ...}}"),
     "cells": (_cells, "{data: {setting: {key: value}}}"),
@@ -390,9 +403,9 @@ def differences(stored: Keys, expected: Keys) -> Keys:
     """Settings of a run that are not the expected ones and change results, as key -> value."""
     from_data = (
         {"clients"}
-        if expected["partition"] == "natural"
+        if expected.get("partition") == "natural"
         else {"label_ratio"}
-        if expected["label_ratio"] is None
+        if expected.get("label_ratio") is None
         else set()
     )
     return {

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fallow import runs
 from fallow.config import Config
-from fallow.data.sources import Source
 from fallow.engine import ranks
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find, is_own
@@ -26,7 +24,8 @@ from fallow.runs.jobs import Job
 from fallow.runs.origin import Origin, own_code
 from fallow.runs.room import Room, usual
 from fallow.runs.runner import Failure, Runner, Tell
-from fallow.runs.settings import MEASURING, Grid, Keys, config_hash, recipe, resolve, slug, stated
+from fallow.runs.settings import MEASURING, Grid, Keys, config_hash, recipe, slug, stated
+from fallow.runs.settled import Settled
 from fallow.runs.workers import Workers
 
 LONGEST = 120  # characters of a folder's name
@@ -65,7 +64,7 @@ def plan(
     """All runs of a grid with their complete settings; a mistake in any of them is told before one is made."""
     if ranks.count() > 1:
         raise UserError("a grid of runs is no work for torchrun", "start it with plain `fallow run`, or give each key one value")
-    sources, members, notes = _Sources(download), list[tuple[str, Any, Keys, Config]](), list[str]()
+    sources, members, notes = Settled(download), list[tuple[str, Any, Keys, Config]](), list[str]()
     seen: set[Identity] = set()
     for varied, keys in found:
         base, keys, lacking = _fitting(recipe_name, keys, found)
@@ -79,31 +78,12 @@ def plan(
             notes += [note for key in lacking if (note := f"{options.method} has no {key}, so its runs go without it") not in notes]
     there, more = _there(out, {_identity(options) for *_, options in members}, sources), {"trust": trust} if trust else {}
     taken = [(folder, options) for folder, *_, options in members if _identity(options) not in there]
-    place = _place(out, name or _name(recipe_name, found), taken)
+    place = _place(out, name or _name(recipe_name, {options.data for *_, options in members}), taken)
     jobs = []
     for folder, base, keys, options in members:
         path = there.get(_identity(options), place / folder)
         jobs.append(Job(folder, path, base, keys, options.model_dump(mode="json"), dict(more)))
     return Sweep(place, found, jobs, notes)
-
-
-class _Sources:
-    """Data sets, each read once."""
-
-    def __init__(self, download: bool):
-        self.download = download
-        self.read: dict[tuple[Any, ...], Source] = {}
-
-    def of(self, options: Config) -> Source:
-        key = (options.data, options.data_dir, options.image)
-        if key not in self.read:
-            self.read[key] = runs.load_source(options, None, self.download)
-        return self.read[key]
-
-    def settings(self, base: str | Keys | None, keys: Keys, trust: bool) -> Config:
-        """The complete settings of a run, with what only the data can tell."""
-        source = self.of(resolve(runs.base_of(base, keys), keys, trust)[1])
-        return runs.prepare(base, keys, source, trust=trust)[1]
 
 
 # -- keys that only some of the methods have -----------------------------------------------------------------------------
@@ -135,7 +115,7 @@ def _identity(options: Config) -> Identity:
     return config_hash(options), str(measured)
 
 
-def _there(out: Path, wanted: set[Identity], sources: _Sources) -> dict[Identity, Path]:
+def _there(out: Path, wanted: set[Identity], sources: Settled) -> dict[Identity, Path]:
     """The runs below a folder that have one of these settings: finished ones before others."""
     found: dict[Identity, Path] = {}
     for path in runs_below(out):
@@ -152,7 +132,7 @@ def _there(out: Path, wanted: set[Identity], sources: _Sources) -> dict[Identity
     return found
 
 
-def _as_begun(path: Path, options: Config, sources: _Sources) -> bool:
+def _as_begun(path: Path, options: Config, sources: Settled) -> bool:
     """Whether the user's own images and code are still those of the run, which the settings cannot tell."""
     origin = Origin.read(path)
     if origin is None:
@@ -165,9 +145,11 @@ def _as_begun(path: Path, options: Config, sources: _Sources) -> bool:
 
 
 # -- where new runs lie --------------------------------------------------------------------------------------------------
-def _name(recipe_name: str | None, found: Combinations) -> str:
-    data = found.common.get("data")
-    return slug(recipe_name.removesuffix(".yaml").removesuffix(".yml")) if recipe_name else slug(data) if isinstance(data, str) else "sweep"
+def _name(recipe_name: str | None, data: set[str]) -> str:
+    """What a grid is called that nobody has named: as its recipe, or as the data if all its runs have the same."""
+    if recipe_name:
+        return slug(recipe_name.removesuffix(".yaml").removesuffix(".yml")) or "sweep"
+    return slug(min(data)) or "sweep" if len(data) == 1 else "sweep"
 
 
 def _folder(varied: Keys, seed: int) -> str:
