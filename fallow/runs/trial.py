@@ -21,6 +21,7 @@ from fallow import own
 from fallow.data import sources
 from fallow.data.readers.parts import Split
 from fallow.data.sources import Source
+from fallow.engine.clients import Local
 from fallow.engine.eager import Eager
 from fallow.engine.feed import Step
 from fallow.engine.party import run_step
@@ -151,7 +152,7 @@ class _Scenario:
                 strict = strict and at_work.world.method.captured
                 _held(at_work.world)
                 at_work.world.view = _outside(at_work.world.view)  # type: ignore[method-assign]
-                at_work.federated.executor = Strict(at_work.world, strict)
+                _take(at_work, Strict(at_work.world, strict))
                 at_work.go()
             except NotCapturable as error:
                 self._fails("captured", self._told(error))
@@ -228,6 +229,13 @@ class Strict(Eager):
 
     def make(self, slot: Slot, step: Step) -> None:
         run_step(slot, dataclasses.replace(step, function=guarded(step.function)) if self.strict else step)
+
+
+def _take(at_work: Run, executor: Eager) -> None:
+    """Has the run's parties worked by another executor."""
+    f = at_work.federated
+    assert isinstance(f.clients, Local)
+    f.executor = f.clients.executor = executor
 
 
 def watched(kind: type[Method], strict: bool) -> type[Method]:
