@@ -280,6 +280,46 @@ def split(
 
 
 @app.command()
+def check(
+    words: Annotated[list[str] | None, typer.Argument(metavar="DATA [KEY=VALUE]...", show_default=False)] = None,
+    data_dir: DataDir = None,
+    download: Download = False,
+    picture: Annotated[str | None, typer.Option(help="File for the picture (PNG or SVG).")] = None,
+    force: Force = False,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Look at every image of a data set: what is there, and what is wrong.
+
+    Ends with exit code 1 if a problem is found.
+    """
+    from fallow import disk
+    from fallow.data import check_picture, checking
+    from fallow.progress import Files
+
+    data, keys = checking.asked(words or [])
+    where = check_picture.writable(Path(picture or f"check-{checking.plain(data)}.png"), force)
+    with Files(console) as tell:
+        found = checking.check(data, data_dir or keys.data_dir, keys.layout, skip_bad or keys.skip_bad, download, tell)
+    for line in found.said[:1]:
+        console.say(line)
+    for rows in (checking.by_site(found), checking.by_class(found), checking.by_size(found)):
+        console.print()
+        console.rows(rows)
+    console.print()
+    for line in checking.facts(found):
+        console.say(line)
+    with disk.told(where, "make its folder first, or choose another with --picture"):
+        check_picture.picture(found, where)
+    console.say(f"picture: {where}")
+    problems = found.problems()
+    for number, (cause, remedy) in enumerate(problems, 1):
+        console.say(f"problem {number} of {len(problems)}: {cause}; {remedy}.")
+    if problems:
+        raise typer.Exit(1)
+    console.say("no problem found")
+
+
+@app.command()
 def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove all of them.")] = False) -> None:
     """Decoded images that later runs map from disk: what is kept where."""
     from fallow.listing import cached

@@ -132,6 +132,7 @@ MAKERS: dict[str, Callable[[Path], bool]] = {
     "compare": _comparison,
     "export": _export,
     "figure": _picture("figure"),
+    "check": _picture("check"),
     "split": _picture("split"),
     "split --save": _federation,
 }

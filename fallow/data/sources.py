@@ -31,7 +31,7 @@ from fallow.data.readers import (
     table,
     tinyimagenet,
 )
-from fallow.data.readers.albums import decoded, told_bad
+from fallow.data.readers.albums import Album, decoded, told_bad
 from fallow.data.readers.archives import unpack
 from fallow.data.readers.images import FITS, Decoded, Settings, Tell, resized, silent, survey, unreadable
 from fallow.data.readers.parts import Parts, Split
@@ -218,7 +218,7 @@ def in_full(name: str) -> str:
 def _own(name: str, path: Path, settings: Settings, layout: str, skip_bad: bool) -> Source:
     if name.startswith("numpy:"):
         return Source(name, *npz.read(path), flip=True)
-    album = layouts.read(path, layout) if name.startswith("folder:") else table.read(path)
+    album = _album(name, path, layout)
 
     def finished(found: Decoded) -> Source:
         if found.bad and not skip_bad:
@@ -237,6 +237,20 @@ def _own(name: str, path: Path, settings: Settings, layout: str, skip_bad: bool)
     without = surveyed.bad if skip_bad else {}
     blank = torch.empty(len(album.files) - len(without), surveyed.channels, *surveyed.shape, dtype=torch.uint8, device="meta")
     return _checked(Source(name, *album.parts(blank, without), flip=True, said=album.said, later=later))
+
+
+def _album(name: str, path: Path, layout: str) -> Album:
+    return layouts.read(path, layout) if name.startswith("folder:") else table.read(path)
+
+
+def album(name: str, layout: str = "auto") -> Album | None:
+    """One's own image files before any is opened; None for other data."""
+    name = in_full(name)
+    kind, _, path = name.partition(":")
+    if kind not in ("folder", "csv") or not path:
+        return None
+    with _told():
+        return _album(name, user_path(path), layout)
 
 
 def _checked(source: Source) -> Source:

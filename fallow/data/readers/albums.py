@@ -96,10 +96,14 @@ def told_strange(strange: Sequence[Path], where: Path) -> list[str]:
     """A sentence about files that are left out, if there are any."""
     if not strange:
         return []
-    kinds = Counter(path.suffix.lower() or "without ending" for path in strange).most_common()
-    listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:5]) + (", ..." if kinds[5:] else "")
     first = shown(strange[0].relative_to(where))
-    return [f"{shown(where)}: {len(strange):,} files that are no images Fallow reads are left out ({listed}; {first} is the first)"]
+    return [f"{shown(where)}: {len(strange):,} files that are no images Fallow reads are left out ({kinds_of(strange)}; {first} is the first)"]
+
+
+def kinds_of(files: Sequence[Path]) -> str:
+    """How many files have which ending."""
+    kinds = Counter(path.suffix.lower() or "without ending" for path in files).most_common()
+    return ", ".join(f"{count:,} {shown(kind)}" for kind, count in kinds[:5]) + (", ..." if kinds[5:] else "")
 
 
 def listed(words: Sequence[str], most: int = 8) -> str:

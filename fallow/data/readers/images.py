@@ -123,7 +123,7 @@ def read(path: Path, channels: int, shape: Shape, fit: str = "resize") -> np.nda
     """uint8 [C, H, W] of a file, upright, brought to a shape if it has another one."""
 
     def pixels(image: Any) -> np.ndarray:
-        with _room_for(image.width * image.height, f"decoding {image.width}x{image.height} pixels"):
+        with room_for(image.width * image.height, f"decoding {image.width}x{image.height} pixels"):
             return brought(upright(array_of(image, channels), orientation(image)), shape, fit)
 
     return opened(path, pixels)
@@ -243,7 +243,7 @@ class _Held:
 
 
 @contextmanager
-def _room_for(pixels: int, doing: str) -> Iterator[None]:
+def room_for(pixels: int, doing: str) -> Iterator[None]:
     """Waits until an image fits in beside those that others decode; one alone may take what the memory has."""
     if pixels <= LARGE:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -60,7 +61,7 @@ def opened(path: Path, look: Callable[[Any], Result]) -> Result:
 def _why(error: Exception, file: IO[bytes]) -> str:
     if os.fstat(file.fileno()).st_size == 0:
         return "is empty"
-    told = " ".join(str(error).replace(repr(file), "the file").split())
+    told = re.sub(r" \(\d+ bytes not processed\)", "", " ".join(str(error).replace(repr(file), "the file").split()))
     return "is truncated or not an image" + ("" if "cannot identify" in told else f" ({told})")
 
 
