@@ -7,11 +7,20 @@ BIN := $(VENV)/bin
 
 setup: $(VENV)/.ready
 
-# A CPU build of torch is taken first where there is none: a bare range would pull gigabytes of CUDA.
+# What pip installs as torch where there is none: `make setup TORCH="torch==2.12.0"` says which. Without a word a Linux machine
+# without a GPU gets a CPU build, from pip's own index if that has one, else from PyTorch's; PyPI's build brings 4 GB of CUDA.
+TORCH ?=
+PIP_ARGS ?=
+PIP := $(BIN)/python -m pip install -q $(PIP_ARGS)
+VERSION := torch==2.13.0
+CPU_ONLY := $(shell [ "$$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null 2>&1 && echo yes)
+CPU_BUILD := $(PIP) $(VERSION)+cpu 2>/dev/null || $(PIP) $(VERSION) --index-url https://download.pytorch.org/whl/cpu || $(PIP) $(VERSION)
+INSTALL_TORCH := $(if $(TORCH),$(PIP) $(TORCH),$(if $(CPU_ONLY),$(CPU_BUILD),$(PIP) $(VERSION)))
+
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/python -m pip install -q torch==2.13.0
-	$(BIN)/python -m pip install -q -e ".[dev]"
+	$(BIN)/python -c "import torch" 2>/dev/null || $(INSTALL_TORCH)
+	$(PIP) -e ".[dev]"
 	touch $@
 
 demo: setup

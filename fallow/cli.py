@@ -188,6 +188,7 @@ def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
 @app.command()
 def resume(
     path: Annotated[str, typer.Argument(metavar="RUN")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[rounds=N]", show_default=False)] = None,
     stop_after: Annotated[int | None, typer.Option(help="Checkpoint after this round and stop.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the result only.")] = False,
     trust: Trust = False,
@@ -195,17 +196,27 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped or killed.
 
-    It comes to the same end as if it had not been.
+    It comes to the same end as if it had not been. With `rounds=N` it is made longer, a finished one too.
     """
     from fallow import runs
     from fallow.progress import Bar
     from fallow.runs.interrupts import stopping
 
     with stopping(), Bar(console, quiet) as bar:
-        result = runs.resume(path, stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
+        result = runs.resume(path, rounds=_rounds(words), stop_after=stop_after, watch=bar, trust=trust, anyway=anyway)
     if not bar.started:
         console.say(f"The run {result.path} is finished; nothing to do.")
     _print_result(result, quiet)
+
+
+def _rounds(words: list[str] | None) -> Any:
+    from fallow.config import parse_pairs
+
+    keys = parse_pairs(words or ())
+    for key in keys:
+        if key != "rounds":
+            raise UserError(f"{key} cannot be changed on resume", "only rounds can, to make the run longer; start a new run for other keys")
+    return keys.get("rounds")
 
 
 def _kinds() -> list[str]:
@@ -249,6 +260,7 @@ def split(
     """
     from fallow import disk, runs
     from fallow.data.federate import table
+    from fallow.data.picture import lines
     from fallow.data.picture import picture as draw
     from fallow.progress import Bar
 
@@ -266,8 +278,8 @@ def split(
     labels, classes = source.train.labels.numpy(), len(source.classes)
     rows, summary = table(federation, labels, source.classes)
     console.rows([tuple(rows[0]), *[tuple("" if v is None else str(v) for v in row.values()) for row in rows]])
-    for name, value in summary.items():
-        console.say(f"{name.replace('_', ' ')}: {value}")
+    for line in lines(summary):
+        console.say(line)
     where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed_of('split')}.png")
     targets.file(where, "split", force, "--picture")
     with disk.told(where, "make its folder first, or choose another with --picture"):

@@ -57,7 +57,7 @@ class Bar:
             self._bar.update(self._task, advance=1, words=words(what, "labels"))
             if not self.quiet and not self.console.is_terminal:
                 self.console.say(f"round {what['round']}/{self.rounds}  {words(what)}")
-        elif event == "data" and not self.quiet:
+        elif event in ("data", "note") and not self.quiet:
             self.console.say(what)
         elif event == "reading":
             self._read(*what)

@@ -146,6 +146,21 @@ def test_a_phone(seen: Browser, runs: Path, tmp_path: Path) -> None:
     assert pixels(seen, "Test accuracy in %", COLOURS[0]) > 100
 
 
+def test_long_names_are_not_cut(seen: Browser, tmp_path: Path) -> None:
+    """Every column of every table is seen, and what stands at a line's end ends before the chart does."""
+    for name, lr in (("W" * 40, 0.1), ("a-name-of-many-words-and-more", 0.05)):
+        fabricated(tmp_path / name, [row(n, 0.1 * n) for n in range(1, 6)], method=f"./{name}.py:{name}", lr=lr, momentum=lr / 2, weight_decay=lr)
+    opened(seen, tmp_path, *(tmp_path / name for name in ("W" * 40, "a-name-of-many-words-and-more")))
+    wide = seen.js("return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText.slice(0, 40))")
+    assert wide == []
+    ink = seen.js(CHART + """
+        const canvas = card.querySelector("canvas"), copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+        copy.drawImage(canvas, 0, 0);
+        const side = (x, wide) => copy.getImageData(x, 0, wide, canvas.height).data.filter((v, i) => i % 4 === 3 && v > 0).length;
+        return [side(canvas.width - 3, 3), side(canvas.width - 60, 50)];""", "Test accuracy in %")
+    assert ink[0] == 0 < ink[1]
+
+
 def test_panels_without_data_are_left_out(seen: Browser, tmp_path: Path) -> None:
     bare = fabricated(tmp_path / "x<b></script>'\"&", [row(1), row(2)], method="<img src=x>")
     opened(seen, tmp_path, bare)

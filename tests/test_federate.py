@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fallow.data.dealing import EMPTY
 from fallow.data.federate import Federation, Holding, PartitionError, Spec, federate, ids_of_lists, skew, table
-from fallow.data.picture import picture
+from fallow.data.picture import lines, picture
 from fallow.errors import UserError
 
 warnings.filterwarnings("ignore", message="missing_class")
@@ -445,3 +445,18 @@ def test_uneven():
     """Clients without labels do not count."""
     held = lambda *sizes: Federation(Holding(EMPTY, EMPTY), tuple(Holding(np.arange(n), EMPTY) for n in sizes), EMPTY, (), {})
     assert held(3, 2).uneven and not held(3, 3).uneven and not held(3, 0, 3).uneven and not held(0).uneven
+
+
+def test_classes_that_nobody_knows_have_no_panel(tmp_path):
+    """Named in the headline instead; and the discs of three wide cells stay in them."""
+    labels = np.where(np.arange(300) // 3 % 3 == 0, np.arange(300) // 9 % 2, -1)
+    made = federate(labels, 2, Spec(labels="clients", label_ratio=None, label_count=None, clients=3, partition="natural"), ["a", "b", "c"] * 100)
+    assert sum(len(c.unlabelled) for c in made.clients) == 198
+    text = picture(made, labels, 2, tmp_path / "p.svg").read_text()
+    assert "<!-- unlabelled: 198 of unknown class -->" in text and text.count("<!-- client -->") <= 1
+    assert "<!-- labelled: 102, R" in text and text.count("(largest disc") == 1
+
+
+def test_a_summary_for_people():
+    found = lines({"clients": 3, "classes_per_client": 2.0, "r_labelled": 0.0196248, "r_unlabelled": None, "labelled_sizes": (28, 33.5, 35)})
+    assert found == ["clients: 3", "classes per client: 2", "R labelled: 0.020", "labelled sizes: 28 to 35, median 33.5"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -197,6 +198,16 @@ def test_partition_of_a_whole_run_needs_no_data(runs: list[Path]) -> None:
     assert [t.get_text() for t in canvas.axes[1].get_yticklabels()][-1] == "unknown"
     offsets = canvas.axes[1].collections[0].get_offsets().astype(int)
     assert {tuple(o) for o in offsets if o[0] == 0} == {(0, 10)}
+
+
+def test_partition_names_the_sites(runs: list[Path]) -> None:
+    _, options = resolve({}, {"data": "digits", "label_count": 100, "clients": 5, "partition": "shards:4", "method": "fixmatch"})
+    source = sources.load("digits")
+    made = make_federation(options, source)
+    replace(made, names=("north", "south", "a hospital with a long name", "east", "west")).save(runs[0] / "federation.npz", source.train.labels.numpy(), source.classes)
+    axes = drawn("partition", runs[:1])[0].axes
+    assert [t.get_text() for t in axes[-1].get_xticklabels()] == ["north", "south", "a hospital with…", "east", "west"]
+    assert axes[-1].get_xlabel() == "" and list(axes[-1].get_xticks()) == [0, 1, 2, 3, 4]
 
 
 def test_partition_without_the_data(tmp_path: Path) -> None:

@@ -52,6 +52,19 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+def test_validation_equals_the_eager_ones(tmp_path: Path) -> None:
+    """Held-out labels, the best round by them and all scores, which deterministic algorithms must be able to make."""
+    exact = {"deterministic": True, "precision": "fp32", "validation": 0.2, "checkpoint_every": 1}
+    found = []
+    for capture in (False, True):
+        _, at_work = run(tmp_path, "fixmatch", capture=capture, **exact)
+        folder = at_work.folder
+        rows = [{k: v for k, v in row.items() if k != "seconds"} for row in folder.rows()]
+        assert all(0 <= row["validation_accuracy"] <= 1 for row in rows)
+        found.append((rows, folder.best.read_bytes(), folder.read_summary()["scores"]))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("method", REGISTERED)
 def test_slots_equal_eager(method: str, tmp_path: Path) -> None:
     exact = {"deterministic": True, "precision": "fp32"}

@@ -18,7 +18,7 @@ from PIL import Image
 import fallow
 from fallow.data.dealing import EMPTY
 from fallow.data.federate import Spec, federate
-from fallow.data.holdings import Federation, Holding
+from fallow.data.holdings import Federation, Holding, table
 from fallow.data.readers.parts import Split
 from fallow.data.validation import apportioned, hold_out, sentences
 from fallow.engine import eager
@@ -121,6 +121,9 @@ def test_a_federation_with_validation_is_stored_whole(tmp_path: Path) -> None:
     assert [c.validation.tolist() for c in read.clients] == [c.validation.tolist() for c in out.clients]
     moved = dataclasses.replace(out, clients=(dataclasses.replace(out.clients[0], validation=EMPTY), out.clients[1]))
     assert moved.fingerprint != out.fingerprint
+    listed, summary = table(out, labels, ["a", "b"])
+    assert [row["validation"] for row in listed] == [6, 3] and summary["validation_total"] == 9
+    assert "validation" not in table(f, labels, ["a", "b"]).rows[0]
     assert "validation" not in f.arrays()
 
 

@@ -230,6 +230,7 @@ def table(federation: Federation, labels: Ints, class_names: Sequence[str]) -> T
                 "client": name,
                 "labelled": len(client.labelled),
                 "unlabelled": len(client.unlabelled),
+                **({"validation": len(client.validation)} if federation.validates else {}),
                 "classes": int((both[i] > 0).sum()),
                 "labelled_classes": int((sides["labelled"][i] > 0).sum()),
                 "largest": class_names[top] if known else None,
@@ -244,6 +245,8 @@ def table(federation: Federation, labels: Ints, class_names: Sequence[str]) -> T
         "fingerprint": federation.fingerprint,
         "classes_per_client": float(np.mean([row["classes"] for row in rows])),
     }
+    if federation.validates:
+        summary["validation_total"] = len(federation.server.validation) + sum(len(client.validation) for client in federation.clients)
     for side in ("labelled", "unlabelled"):
         sizes = np.array([row[side] for row in rows])
         summary[f"r_{side}"] = measured(sides[side])

@@ -13,6 +13,7 @@ from fallow.data.dealing import Ints
 from fallow.data.holdings import Federation, measured
 from fallow.errors import UserError
 
+SIDES = ("labelled", "unlabelled")
 COLOURS = {"labelled": ("#f0a35e", "#d9730d", "#7a3b00"), "unlabelled": ("#7fb2dd", "#1f6fb2", "#0b2f52")}
 BUBBLE_CLIENTS, BUBBLE_CLASSES = 24, 20  # beyond these a heat map reads better
 INK, PALE, GRID = "#333333", "#777777", "#e6e6e6"
@@ -41,13 +42,16 @@ def picture(
         _server(bars, np.bincount(labels[federation.server.labelled], minlength=classes))
         panels = {"unlabelled": axis}
     else:
-        panels = dict(zip(("labelled", "unlabelled"), figure.subplots(1, 2, sharey=True)))
+        shown = [side for side in SIDES if sides[side].any()] or ["labelled"]
+        figure.set_size_inches(len(shown) * wide + 1.2, high + 1.5)
+        panels = dict(zip(shown, np.atleast_1d(figure.subplots(1, len(shown), sharey=True))))
     for side, axis in panels.items():
         (_bubbles if bubbles else _heat)(figure, axis, sides[side], COLOURS[side])
         _label_classes(axis, classes, class_names, 0.0 if bubbles else 0.5)
         axis.set_title(_title(federation, side, sides[side]), fontsize=9.5, color=INK, loc="left")
     _label_clients(next(iter(panels.values())), federation.names, 0.0 if bubbles else 0.5)
-    figure.suptitle(_headline(federation), fontsize=10.5, color=INK)
+    hidden = [_title(federation, side, sides[side]) for side in SIDES if side not in panels and not at_server]
+    figure.suptitle("\n".join([_headline(federation), *hidden]), fontsize=10.5, color=INK)
     figure.savefig(path, metadata=targets.tags("split", path.suffix.lower()[1:]))
     return path
 
@@ -69,7 +73,7 @@ def _headline(federation: Federation) -> str:
 def _title(federation: Federation, side: str, counts: Ints) -> str:
     total, known = sum(len(getattr(client, side)) for client in federation.clients), int(counts.sum())
     r = measured(counts)
-    text = f"{side}: {total:,}" + (f" ({known:,} of known class)" if known < total else "")
+    text = f"{side}: {total:,}" + (f" ({known:,} of known class)" if 0 < known < total else " of unknown class" if known < total else "")
     return text + (f", R = {r:.3f}" if r is not None else "")
 
 
@@ -93,8 +97,9 @@ def _bubbles(figure: Any, axis: Any, counts: Ints, colours: tuple[str, str, str]
     if len(clients):
         held = counts[clients, classes]
         diameter = np.maximum(0.88 * np.sqrt(held / held.max()), 0.1)
+        unit: Any = "x" if axis.bbox.width / counts.shape[1] <= axis.bbox.height / counts.shape[0] else "y"
         discs = EllipseCollection(
-            diameter, diameter, np.zeros(len(clients)), units="x", offsets=np.c_[classes, clients],
+            diameter, diameter, np.zeros(len(clients)), units=unit, offsets=np.c_[classes, clients],
             offset_transform=axis.transData, facecolor=colours[1], alpha=0.88, linewidth=0,
         )  # fmt: skip
         axis.add_collection(discs)
@@ -144,3 +149,22 @@ def _label_clients(axis: Any, names: Sequence[str], centre: float) -> None:
     axis.set_yticks(at + centre)
     axis.set_yticklabels([names[i][:24] for i in at])
     axis.set_ylabel("client", fontsize=8, color=PALE)
+
+
+def lines(summary: dict[str, Any]) -> list[str]:
+    """A federation's summary for people: `name: value`, rounded; what is not known is left out.
+
+    >>> lines({"clients": 3, "r_labelled": 0.0196248, "r_unlabelled": None, "labelled_sizes": (28, 33.0, 35)})
+    ['clients: 3', 'R labelled: 0.020', 'labelled sizes: 28 to 35, median 33']
+    """
+    found = []
+    for name, value in summary.items():
+        words = name.replace("_", " ").replace("r ", "R ", 1) if name.startswith("r_") else name.replace("_", " ")
+        if isinstance(value, tuple):
+            low, median, high = value
+            value = f"{low:g} to {high:g}, median {median:g}"
+        elif isinstance(value, float):
+            value = f"{value:.3f}" if name.startswith("r_") else f"{value:.4g}"
+        if value is not None:
+            found.append(f"{words}: {value}")
+    return found

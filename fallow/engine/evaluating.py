@@ -45,7 +45,7 @@ class Validation:
         f = world.federation
         self.parties = [(SERVER_NAME, f.server.validation), *zip(f.names, (c.validation for c in f.clients))]
         self.rows = np.concatenate([rows for _, rows in self.parties])
-        self.truth = world.truth[world.put(self.rows)]
+        self.truth = world.truth[torch.from_numpy(self.rows).to(world.device)]
         self.best: Best | None = None
         self._found: Best | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fallow.runs.folder import RunFolder
 from fallow.runs.origin import located, started_in
 
 COLOURS = {"labelled": "#D55E00", "unlabelled": "#0072B2"}
+LONGEST = 16  # characters of a name
 DISCS = 60  # clients; beyond these shades read better
 
 
@@ -27,13 +29,17 @@ def partition(canvas: Any, run: Run, width: float) -> str:
     panel = (width - 0.6) / (2 if wide else 1)
     high = min(max(panel * classes / clients, min(1.3, 0.13 * classes)), panel, 0.26 * classes)
     rows, columns = (1, len(sides)) if wide else (len(sides), 1)
-    canvas.set_size_inches(width, rows * (high + 0.45) + 0.2)
+    sites = held.clients if any(name != str(i) for i, name in enumerate(held.clients)) else ()
+    below = 0.05 * max((len(name[:LONGEST]) for name in sites), default=0)  # inches, for names that stand at an angle
+    canvas.set_size_inches(width, rows * (high + 0.45) + 0.2 + below)
     axes = np.atleast_1d(canvas.subplots(rows, columns, sharex=True, sharey=True))
     for place, (axis, (side, counts)) in enumerate(zip(axes, sides.items())):
         (_discs if clients <= DISCS else _shades)(canvas, axis, counts, COLOURS[side], side)
-        axis.set_xlabel("Client" if wide or place == len(sides) - 1 else "")
+        axis.set_xlabel("Client" if not sites and (wide or place == len(sides) - 1) else "")
         axis.set_ylabel("Class" if not wide or place == 0 else "")
         _names(axis, list(held.classes), int(high / 0.13), 0.0 if clients <= DISCS else 0.5)
+        if sites:
+            _sites(axis, sites, int(panel / 0.16), 0.0 if clients <= DISCS else 0.5)
     return _caption(held, str(run.config.get("partition"))) + (" Areas are counts." if clients <= DISCS else " Darker is more.")
 
 
@@ -92,4 +98,11 @@ def _names(axis: Any, names: list[str], most: int, centre: float) -> None:
 
     axis.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
     shown = range(0, len(names), -(-len(names) // max(1, most)))
-    axis.set_yticks([i + centre for i in shown], [names[i][:16] for i in shown])
+    axis.set_yticks([i + centre for i in shown], [names[i][:LONGEST] for i in shown])
+
+
+def _sites(axis: Any, names: Sequence[str], most: int, centre: float) -> None:
+    """Clients that have names of their own."""
+    shown = range(0, len(names), -(-len(names) // max(1, most)))
+    words = [names[i] if len(names[i]) <= LONGEST else f"{names[i][: LONGEST - 1]}…" for i in shown]
+    axis.set_xticks([i + centre for i in shown], words, rotation=45, ha="right", rotation_mode="anchor")

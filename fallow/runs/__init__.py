@@ -31,7 +31,7 @@ from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
-from fallow.runs import automatic
+from fallow.runs import automatic, longer
 from fallow.runs import origin as origins
 from fallow.runs.data import Reading, completed, load_source, named, opened_source, sized
 from fallow.runs.folder import RunFolder
@@ -325,7 +325,7 @@ def _run(
 
 
 def resume(
-    path: str | Path, *, stop_after: int | None = None, source: Any = None, test: Any = None, classes: Sequence[str] | int | None = None,
+    path: str | Path, *, rounds: int | None = None, stop_after: int | None = None, source: Any = None, test: Any = None, classes: Sequence[str] | int | None = None,
     quiet: bool | None = None, watch: Watcher | None = None, trust: bool = False, anyway: bool = False,
 ) -> Result:  # fmt: skip
     """Goes on with a run that was stopped, at whatever moment, to the same end as if it had not been.
@@ -334,7 +334,10 @@ def resume(
     >>> begun = fallow.run(method="fedavg", clients=4, label_count=200, rounds=3, stop_after=1, name="cut")
     >>> fallow.resume("runs/cut").summary["status"]
     'finished'
+    >>> len(fallow.resume("runs/cut", rounds=5).metrics)
+    5
 
+    `rounds` makes a run longer, a finished one too; a schedule over all rounds is from then on that of the new number.
     A run on data that were given as a Python object needs them again: `source`, with `test` and `classes` as in `run`.
     `quiet` and `watch` are those of `run`. `trust=True` lets code run that the folder names and that this user has never
     named himself. `anyway=True` goes on with data or own code that are not those the run was begun with.
@@ -342,11 +345,15 @@ def resume(
     _check_stop(stop_after)
     source = source_of(source, test, classes)
     with watching(quiet, watch) as told:
-        return _together(lambda: _resume(Path(path), stop_after, source, told, trust, anyway), source)
+        return _together(lambda: _resume(Path(path), rounds, stop_after, source, told, trust, anyway), source)
 
 
-def _resume(path: Path, stop_after: int | None, source: Source | None, watch: Watcher | None, trust: bool, anyway: bool) -> Result:
+def _resume(
+    path: Path, rounds: int | None, stop_after: int | None, source: Source | None, watch: Watcher | None, trust: bool, anyway: bool
+) -> Result:
     folder = RunFolder.existing(_found(path))
+    if rounds is not None and (sentence := longer.prolonged(folder, rounds)) and watch:
+        watch("note", sentence)
     told = stated(folder.config)
     if folder.finished(told.rounds):
         return Result(folder.path)

@@ -26,6 +26,7 @@ from fallow.methods.state import Layout, State
 from fallow.runs import best as bests
 from fallow.runs import manifest
 from fallow.runs.manifest import RESTORE, Manifest
+from fallow.runs.origin import prolonged
 from fallow.runs.settings import settings_sha256
 from fallow.said import printable
 
@@ -206,7 +207,7 @@ class RunFolder:
         """config.yaml must be the one that the manifest knows."""
         noted = self.noted()
         if noted is not None:
-            manifest.check_settings(self.config, noted["config"])
+            manifest.check_settings(self.config, noted["config"], prolonged(self.path))
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
     def committed(self) -> int:
@@ -300,7 +301,7 @@ class RunFolder:
         index = manifest.unsealed(path)
         if index["round"] != round:
             raise manifest.damaged(path)
-        manifest.check_settings(self.config, index["config"])
+        manifest.check_settings(self.config, index["config"], prolonged(self.path))
         made_again = {} if self.federation.exists() else {self.federation.name}
         manifest.check_files(self.path, {name: digest for name, digest in index["files"].items() if name not in made_again})
         self._check_metrics(index, disk.read(self.metrics, RESTORE))
@@ -317,7 +318,7 @@ class RunFolder:
         if noted is not None and noted.get("export"):
             raise UserError(f"{self.path} is an export, which has no rounds to go on with", "give the folder of the run itself")
         if noted is not None:
-            manifest.check_settings(self.config, noted["config"])
+            manifest.check_settings(self.config, noted["config"], prolonged(self.path))
             results = (self.model.name, self.best.name, self.summary.name)
             self._results = {name: noted["files"][name] for name in results if name in noted["files"]}
             self.check_fixed(noted)

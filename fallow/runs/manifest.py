@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ def check_files(root: Path, files: Mapping[str, str], remedy: str = RESTORE) -> 
             raise damaged(root / name, remedy)
 
 
-def check_settings(config: Path, expected: str | None) -> None:
-    """The keys of config.yaml that change a result must be those the run was begun with."""
-    if expected is not None and settings_sha256(config) != expected:
+def check_settings(config: Path, expected: str | None, alike: Set[str] = frozenset()) -> None:
+    """The keys of config.yaml that change a result must be those the run was begun with; digests that are `alike` are of one run."""
+    if expected is not None and (has := settings_sha256(config)) != expected and not {has, expected} <= alike:
         remedy = "restore it, and start a new run for other keys (those of device, memory, data_dir, track and checkpoint_every may be changed)"
         raise UserError(f"{config} is damaged, or was changed after the run was begun", remedy)

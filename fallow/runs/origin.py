@@ -136,6 +136,8 @@ class Origin:
     def check_settings(self, now: Config, editable: set[str]) -> None:
         """Keys cannot be changed on resume, those aside that change no result."""
         settings = {k: field.get_default() for k, field in Config.model_fields.items() if k not in self.settings} | self.settings
+        if any(now.rounds in note.get("rounds", ()) for note in self.changed):  # longer.py
+            settings["rounds"] = now.rounds
         found, was = _flat(now.model_dump(mode="json")), _flat(settings)
         keys = [k for k in found | was if found.get(k) != was.get(k) and k.partition(".")[0] not in editable]
         if keys:
@@ -170,8 +172,12 @@ class Origin:
 
     def taken_anyway(self, round: int, told: list[str], folder: Path) -> None:
         """Notes what a resume goes on with that the run was not begun with."""
-        note = {"after_round": round, "differs": told}
-        if told and note not in self.changed:
+        if told:
+            self.note({"after_round": round, "differs": told}, folder)
+
+    def note(self, note: Record, folder: Path) -> None:
+        """Adds to what is changed, unless it is there."""
+        if note not in self.changed:
             replace(self, changed=[*self.changed, note])._write(folder)
 
 
@@ -208,6 +214,12 @@ def own_code(options: Config) -> dict[str, str]:
 
 
 # -- of a folder -------------------------------------------------------------------------------------------------------
+def prolonged(folder: Path) -> frozenset[str]:
+    """The digests of settings that differ by how many rounds this run was given."""
+    origin = Origin.read(folder)
+    return frozenset(digest for note in (origin.changed if origin else ()) for digest in note.get("config", ()))
+
+
 def started_in(folder: Path) -> Path | None:
     origin = Origin.read(folder)
     return Path(origin.started_in) if origin else None

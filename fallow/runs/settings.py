@@ -396,6 +396,12 @@ def settings_sha256(path: Path) -> str:
     keys = {k: v for k, v in read_yaml(path).items() if k not in EDITABLE}
     if not _worded(keys):
         raise UserError(f"{path} has a key that is no word", "restore the file")
+    return keys_sha256(keys)
+
+
+def keys_sha256(stored_keys: Keys) -> str:
+    """Of such keys."""
+    keys = {k: v for k, v in stored_keys.items() if k not in EDITABLE}
     return hashlib.sha256(json.dumps(keys, sort_keys=True, default=str).encode()).hexdigest()
 
 

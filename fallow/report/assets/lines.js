@@ -87,7 +87,7 @@ function options(chart, all) {
   }
   const axis = { stroke: colour("soft"), font: `12px ${colour("font")}`, grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
   const labels = spec.full && !narrow && !page.each;
-  const gutter = labels ? 20 + Math.max(...all.map((s) => 7 * Math.min(28, s.name.length) + 42), 0) : 14;
+  const gutter = labels ? 24 + Math.max(...all.map((s) => across(endOf(spec, s, s.list[s.list.length - 1]))), 0) : 14;
   return {
     width, height: spec.full ? (narrow ? 280 : 400) : 220, padding: [10, gutter, 0, 0], legend: { show: false }, series: [{}, ...edges, ...lines], bands,
     scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: (u, low, high) => reach(chart, low, high) } },
@@ -168,6 +168,14 @@ function mark(chart, u) {
   ctx.restore();
 }
 
+/** What stands at a line's end, and how wide that is in pixels. */
+const endOf = (spec, s, p) => `${short(s.name, 28)}  ${(spec.format || figures)((spec.scale || 1) * p.mean)}`;
+const pen = document.createElement("canvas").getContext("2d");
+function across(text) {
+  pen.font = `600 12.5px ${colour("font")}`;
+  return Math.ceil(pen.measureText(text).width);
+}
+
 /** Names at the ends of the lines, pushed apart where they would overlap. */
 function ends(chart, u) {
   const { ctx, bbox } = u, ratio = devicePixelRatio, gap = 17 * ratio;
@@ -184,7 +192,7 @@ function ends(chart, u) {
   for (const { s, p, y } of labels) {
     ctx.fillStyle = ink(s.group.number);
     ctx.font = `600 ${12.5 * ratio}px ${colour("font")}`;
-    ctx.fillText(`${short(s.name, 28)}  ${(chart.spec.format || figures)((chart.spec.scale || 1) * p.mean)}`, bbox.left + bbox.width + 10 * ratio, y);
+    ctx.fillText(endOf(chart.spec, s, p), bbox.left + bbox.width + 10 * ratio, y);
   }
   ctx.restore();
 }

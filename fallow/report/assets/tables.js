@@ -67,15 +67,19 @@ wholeSection("Settings", "Every key, as resolved when the run began. Keys in whi
 
 // -- runs --------------------------------------------------------------------------------------------------------------
 wholeSection("Runs", null, () => page.runs.length > 0, (card) => {
-  const titles = ["run", "folder", "seed", "status", "rounds", "last", "best", "in round", "took", "device", "fallow", "torch", "commit", "config"];
+  const made = (run, k) => (run.made[k] || "–").slice(0, k === "commit" || k === "config_hash" ? 8 : 24);
+  const alike = ["device", "fallow", "torch", "commit"].filter((k) => page.runs.length > 1 && new Set(page.runs.map((run) => made(run, k))).size === 1);
+  const told = ["device", "fallow", "torch", "commit", "config_hash"].filter((k) => !alike.includes(k));
+  const titles = ["run", "folder", "seed", "status", "rounds", "last", "best", "in round", "took", ...told.map((k) => (k === "config_hash" ? "config" : k))];
   const common = commonFolder(page.runs.map((run) => run.path));
   const rows = page.runs.map((run) => el("tr", { class: on(run) ? null : "off" },
-    el("td", {}, el("label", { class: "name" }, el("input", { type: "checkbox", checked: on(run), "data-run": run.path, onchange: () => toggle([run]) }), swatch(run.group), groupOf(run).name)),
-    el("td", { class: "text mono", title: run.path }, run.path.slice(common.length)), el("td", {}, run.seed), el("td", { class: "text" }, el("span", { class: run.status === "finished" ? "tag good" : "tag" }, run.status)),
+    el("td", { class: "fold" }, el("label", { class: "name" }, el("input", { type: "checkbox", checked: on(run), "data-run": run.path, onchange: () => toggle([run]) }), swatch(run.group), el("span", {}, groupOf(run).name))),
+    el("td", { class: "text mono fold", title: run.path }, run.path.slice(common.length)), el("td", {}, run.seed), el("td", { class: "text" }, el("span", { class: run.status === "finished" ? "tag good" : "tag" }, run.status)),
     el("td", {}, run.done === run.rounds ? thousands(run.done) : `${thousands(run.done)} of ${run.rounds ?? "?"}`), el("td", {}, percent(run.last)), el("td", {}, percent(run.best)), el("td", {}, run.best_round ?? "–"), el("td", {}, run.seconds ? seconds(run.seconds) : "–"),
-    ["device", "fallow", "torch", "commit", "config_hash"].map((k) => el("td", { class: "text mono" }, (run.made[k] || "–").slice(0, k === "commit" || k === "config_hash" ? 8 : 24)))));
-  card.replaceChildren(table(titles, rows, (i) => ([1, 3, 9, 10, 11, 12, 13].includes(i) ? "text" : null)));
-  if (common) card.append(el("p", { class: "key" }, `The folders are in ${common}`));
+    told.map((k) => el("td", { class: "text mono" }, made(run, k)))));
+  card.replaceChildren(table(titles, rows, (i) => (i === 1 || i === 3 || i > 8 ? "text" : null)));
+  const notes = [common && `The folders are in ${common}`, alike.length && `In all of them: ${alike.map((k) => `${k} ${made(page.runs[0], k)}`).join(", ")}`].filter(Boolean);
+  if (notes.length) card.append(el("p", { class: "key" }, notes.map((note) => el("span", {}, note))));
 });
 
 /** The folder that all paths are in, with its slash. */
