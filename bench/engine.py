@@ -50,7 +50,7 @@ def world_of(model: str, clients: int, batch: int, device: str, fused: bool = Tr
 
 def first_step(world: World, slot: Slot, client: int) -> Step:
     """Loads a client into a slot; its first step."""
-    return next(s for s in work(world, slot, Job(client, 0, {"model": world.initial()}, {})) if isinstance(s, Step))
+    return next(s for s in work(world, slot, Job(client, 0, {"model": world.initial()})) if isinstance(s, Step))
 
 
 def seconds(function: Callable[[], Any], repeats: int, cuda: bool) -> float:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column
 
-from fallow.runs.jobs import Job, clock, measured, outlook
+from fallow.runs.jobs import Job, clock, measured, outlook, time_left
 from fallow.runs.runner import Event, Runner
 from fallow.said import Speaker
 
@@ -27,9 +28,15 @@ class Board:
         self._told = self._guessed = time.monotonic()
         self._all: TaskID | None = None
         self._bar = Progress(
-            TextColumn("{task.fields[name]}"), BarColumn(bar_width=16), TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[words]}"), console=console, transient=True, disable=quiet or not console.is_terminal,
-        )  # fmt: skip
+            TextColumn("{task.fields[name]}", table_column=Column(overflow="ellipsis", no_wrap=True, ratio=1)),
+            BarColumn(bar_width=10),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True, min_width=7)),
+            TextColumn("{task.fields[words]}", table_column=Column(no_wrap=True, min_width=18)),
+            console=console,
+            transient=True,
+            expand=True,
+            disable=quiet or not console.is_terminal,
+        )
 
     def watch(self, runner: Runner) -> None:
         self.runner = runner
@@ -90,13 +97,19 @@ class Board:
                 self._bar.update(self._rows[work.job.name], completed=rounds, words=words)
             if now - self._guessed > FRESH and self._all is not None:
                 self._guessed = now
-                self._bar.update(self._all, words=self._left())
+                jobs = self._jobs()
+                left = time_left(jobs, measured(jobs), self.runner.at_once)
+                self._bar.update(self._all, words="" if left is None else f"about {clock(left)}")
         elif now - self._told > TOLD:
             self._told = now
             self.console.say(f"{len(self.runner.running)} running, {len(self.runner.waiting)} waiting: {self._left()}")
 
+    def _jobs(self) -> list[Job]:
+        assert self.runner is not None
+        return [work.job for work in self.runner.running] + self.runner.waiting
+
     def _left(self) -> str:
         assert self.runner is not None
-        jobs = [work.job for work in self.runner.running] + self.runner.waiting
+        jobs = self._jobs()
         known = measured(jobs)
         return outlook(jobs, known, self.runner.at_once) if known else ""

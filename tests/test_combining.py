@@ -135,11 +135,11 @@ def test_a_prior_that_follows_its_batches(gamma: float, batch: int | str, tmp_pa
     keys = {"app_u_source": "running", "app_u_momentum": gamma, "debias": True, "lr": 1e-30, "norm": "gn", "average": "dma"}
     f = federated(tmp_path, "fixmatch", unlabelled_batch=batch, epochs=1, batch=16, **keys)
     f.server.draw(0)
-    for outcome in f.executor.run(f._jobs(beside=False)):
+    for outcome in f.clients.train(f._requests())[0]:
         assert outcome.update is not None
         n = len(f.world.federation.clients[outcome.party].unlabelled)
         slot = Slot(f.world)
-        party = Party(f.world, slot, Job(outcome.party, 0, {"model": f.server.model}, {}))
+        party = Party(f.world, slot, Job(outcome.party, 0, {"model": f.server.model}))
         slot.load({"model": f.server.model}, {}, 0.0)
         begin_calls(slot, party.key("begin"))
         found = f.method.begin(party)
@@ -190,7 +190,7 @@ def test_groups_with_momentum_by_hand(tmp_path: Path) -> None:
     for number in range(2):
         f.server.draw(number)
         f.server.sent = f.server.model
-        found = {o.party: parameters(o.update["model"]) for o in f.executor.run(f._jobs(beside=False)) if o.update}
+        found = {o.party: parameters(o.update["model"]) for o in f.clients.train(f._requests())[0] if o.update}
         halves = [f.server.active[:2], f.server.active[2:]]
         f.round(number)
         groups = [sum(found[c] for c in half) / 2 for half in halves]
@@ -214,10 +214,10 @@ def test_priors_are_those_of_the_received_model(name: str, tmp_path: Path) -> No
     """FixMatch measures before its steps, FedAvg, which labels nothing, after them: of the same model."""
     f = federated(tmp_path, name, average="dma", norm="gn")
     f.server.draw(0)
-    jobs = f._jobs(beside=False)
+    requests = f._requests()
     net, w = f.world.net(), f.world
     net.load(f.server.model)
-    for outcome in f.executor.run(jobs):
+    for outcome in f.clients.train(requests)[0]:
         u = w.federation.clients[outcome.party].unlabelled
         keys = draws.bits(w.key("party", 0, outcome.party, "predict", "weak", 1), torch.arange(len(u)))
         with torch.no_grad():
@@ -229,13 +229,13 @@ def test_priors_are_those_of_the_received_model(name: str, tmp_path: Path) -> No
 def test_a_server_beside_keeps_its_share(weights: str, share: float, tmp_path: Path) -> None:
     f = federated(tmp_path, "fixmatch", labels="server", average="dma", dma="simplex", weights=weights, partition="dirichlet-capped:0.3,min_size=1")
     f.server.draw(0)
-    found = sorted(f.executor.run(f._jobs(beside=True)), key=lambda o: o.party)
-    assert found[0].party == SERVER and "prior" not in found[0].update
-    beta = dma.simplex(torch.stack([o.update["prior"] for o in found[1:]]).double())
+    replies, own = f.clients.train(f._requests(), f._beside("beside"))
+    assert [o.party for o in own] == [SERVER] and "prior" not in own[0].update
+    beta = dma.simplex(torch.stack([r.update["prior"] for r in sorted(replies, key=lambda r: r.party)]).double())
     row = f.round(0)
     assert row["beta"] == pytest.approx(beta.tolist(), abs=1e-6) and max(beta) > 0.35
     shares = [share, *((1 - share) * beta).tolist()]
-    want = sum(a * parameters(o.update["model"]) for a, o in zip(shares, found))
+    want = sum(a * parameters(o.update["model"]) for a, o in zip(shares, [*own, *sorted(replies, key=lambda r: r.party)]))
     torch.testing.assert_close(parameters(f.server.model), want, atol=1e-6, rtol=0)
 
 

@@ -160,6 +160,21 @@ def test_what_each_method_has_of_its_own_makes_no_rows(tmp_path: Path) -> None:
     assert compared([one, other, b]).rows == ["FixMatch threshold=0.6", "FixMatch threshold=0.8", "FedAvg"]
 
 
+def test_steps_that_are_fitted_to_each_split_make_no_rows(tmp_path: Path) -> None:
+    """Other steps with other seeds are one cell, which is told; with the same seed they are two."""
+    for seed, steps in enumerate((24, 25, 24)):
+        run(tmp_path / f"a{seed}", 0.5 + seed / 100, seed, method="fixmatch", steps=steps, partition="dirichlet-capped:0.3")
+    run(tmp_path / "b", 0.6, 0, method="fedavg", steps=25, partition="dirichlet-capped:0.3")
+    c = compared([tmp_path])
+    assert c.rows == ["FixMatch", "FedAvg"] and c.cells[0, 0].n == 3 and c.cells[0, 0].mean == pytest.approx(51)
+    assert "The seeds of a cell differ in steps (24, 25), fitted to the split of each." in c.notes
+    assert [len(group.runs) for group in series.groups([tmp_path])] == [3, 1]
+    page = reading.payload(reading.found([tmp_path]))
+    assert len(page["groups"]) == 2 and [one["group"] for one in page["runs"]] == [0, 0, 0, 1]
+    run(tmp_path / "c", 0.6, 0, method="fixmatch", steps=60, partition="dirichlet-capped:0.3")
+    assert len(compared([tmp_path]).rows) > 2
+
+
 # -- what counts -----------------------------------------------------------------------------------------------------------
 def test_the_same_seed_counts_once_and_what_is_not_finished_does_not(place: Path) -> None:
     shutil.copytree(place / "fedavg-40/seed-0", place / "again")

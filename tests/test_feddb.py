@@ -53,14 +53,14 @@ def begun(f: Federated) -> tuple[Slot, Party, dict[str, np.ndarray]]:
     slot = Slot(f.world)
     slot.load({"model": f.server.model}, {}, 0.0)
     slot.lr["model"].fill_(0.03)
-    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}, {}))
+    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}))
     return slot, party, {k: v.numpy() for k, v in f.method.begin(party).items()}
 
 
 def outcomes(f: Federated, number: int = 0) -> list[Any]:
     f.server.draw(number)
     f.server.sent = f.server.model
-    return f.executor.run(f._jobs(beside=False))
+    return f.clients.train(f._requests())[0]
 
 
 def parameters(f: Federated) -> torch.Tensor:
@@ -345,7 +345,7 @@ def test_inference_batches() -> None:
 def test_shuffled_order_answers_in_stored_order(tmp_path: Path) -> None:
     f = federated(tmp_path, app_u_order="shuffled", unlabelled_ratio=1.0, clients=2)
     party = SimpleNamespace(
-        unlabelled=Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model}, {})).unlabelled,
+        unlabelled=Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model})).unlabelled,
         model=None, rng=lambda _: np.random.default_rng(1), seen=[],
     )  # fmt: skip
 
@@ -399,7 +399,7 @@ def test_nothing_accepted_is_fedavg(tmp_path: Path) -> None:
     rounds(f), rounds(g)
     assert torch.equal(parameters(f), parameters(g))
     h = federated(tmp_path / "c", threshold=1.1, average="dma")
-    party = Party(h.world, Slot(h.world), Job(0, 0, {"model": h.server.model}, {}))
+    party = Party(h.world, Slot(h.world), Job(0, 0, {"model": h.server.model}))
     party.slot.load({"model": h.server.model}, {}, 0.0)
     h.method.begin(party)
     sent = next(o.update for o in outcomes(h) if o.party == 0)

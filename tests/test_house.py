@@ -43,7 +43,7 @@ def test_each_client_gets_the_model_made_for_it(tmp_path: Path, monkeypatch: pyt
     f = Run(RunFolder(tmp_path), method, options, source, federation).federated
     f.server.draw(0)
     base = f.server.model.groups["parameters"]
-    for job in f._jobs(beside=False):
+    for job in f._requests():
         assert torch.equal(job.message["model"].groups["parameters"], base * (1.0 + job.party)), job.party
         assert "statistics" in job.message["model"]
 
@@ -52,7 +52,7 @@ def test_a_model_that_all_get_has_its_statistics_made_once(tmp_path: Path) -> No
     method, options, source, federation = prepare(None, TINY | {"method": "fedavg", "labels": "clients", "norm": "sbn", "active": 4})
     f = Run(RunFolder(tmp_path), method, options, source, federation).federated
     f.server.draw(0)
-    assert len({id(job.message["model"]) for job in f._jobs(beside=False)}) == 1
+    assert len({id(job.message["model"]) for job in f._requests()}) == 1
 
 
 # -- train and eval mode of own models --------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_a_buffer_that_is_no_batch_norms(keys: dict[str, str], tmp_path: Path) -
 # -- plans -------------------------------------------------------------------------------------------------------------------
 def planned(path: Path, **columns: Any) -> list[feed.Step]:
     f = set_up(path, method="fedavg", labels="clients", epochs=1)
-    party = Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model}, {}))
+    party = Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model}))
     plan = Plan(x=party.labelled.batches(2, "labelled", epochs=1), **columns)  # five samples: three steps
     return list(feed.steps(f.world, plan, 1, lambda *a: numbers(f.world, party, *a)))
 
@@ -139,7 +139,7 @@ def test_steps_that_match_the_unlabelled_set(keys: dict[str, Any], steps: list[i
     f = set_up(tmp_path, method="fixmatch", labels="clients", steps="match-unlabelled", **keys)
     slot = Slot(f.world)
     assert [(len(a), len(b)) for a, b in HELD] == [(5, 7), (3, 5)]
-    parties = [Party(f.world, slot, Job(k, 0, {"model": f.server.model}, {})) for k in range(2)]
+    parties = [Party(f.world, slot, Job(k, 0, {"model": f.server.model})) for k in range(2)]
     assert [p.steps for p in parties] == steps
     parties[0].labelled = Samples.of(np.zeros(0, np.int64), np.zeros(0, np.int64))
     assert keys["batch"] != "full" or parties[0].steps == 1

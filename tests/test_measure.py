@@ -145,8 +145,9 @@ def test_sixteen_numbers_against_plain_torch(tmp_path: Path) -> None:
     f.round(0)  # groups have models of their own from here on
     f.server.draw(1)
     f.server.sent = f.server.model
-    jobs = f._jobs(beside=True)
-    ends = {o.party: o.update["model"] for o in f.executor.run(jobs)}
+    requests, beside = f._requests(), f._beside("beside")
+    jobs = [*requests, *beside]
+    ends = {r.party: r.update["model"] for replies in f.clients.train(requests, beside) for r in replies}
     gradients, updates = {}, {}
     for job in jobs:
         net = module(f, job.message["model"], "gn")
@@ -200,7 +201,7 @@ def test_prior_bias_against_plain_torch(tmp_path: Path) -> None:
     f = federated(tmp_path, method="fixmatch", threshold=0.11, measure=["prior", "classes"], **PLAIN)
     f.server.draw(0)
     f.server.sent = f.server.model
-    ends = {o.party: o.update["model"] for o in f.executor.run(f._jobs(beside=False))}
+    ends = {o.party: o.update["model"] for o in f.clients.train(f._requests())[0]}
     row = f.round(0)
     test, truth = f.world.views("plain", f.world.test_images, torch.zeros(60, dtype=torch.int64)), f.world.test_labels
 

@@ -163,18 +163,18 @@ def test_kept_on_disk_is_kept_in_memory(name: str, tmp_path: Path) -> None:
 
 
 # -- 17.1: merging -----------------------------------------------------------------------------------------------------
-def clients_work(f: Federated) -> list[Any]:
+def clients_work(f: Federated) -> tuple[list[Any], list[Any]]:
     f.server.draw(0)
     f._with_statistics()
     f.server.sent = f.server.model
-    return f.executor.run(f._jobs(beside=f.server_trains and f.o.server_turn == "beside"))
+    return f.clients.train(f._requests(), f._beside(f.o.server_turn if f.server_trains else ""))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_equal_updates_merge_to_themselves(name: str, tmp_path: Path) -> None:
     labels = sorted(find(name).scenarios)[0]
     f = run_with(tmp_path, name, labels, active=4, server_momentum=0.0, optimizer_state="reset").federated
-    updates = f._updates(clients_work(f))
+    updates = f._updates(*clients_work(f))
     assert len(updates) > 1 and all(u.weight > 0 for u in updates)
     common = updates[-1]["model"].clone()
     for u in updates:
@@ -189,8 +189,8 @@ def test_the_order_in_which_parties_work_does_not_matter(name: str, tmp_path: Pa
     merged = []
     for backwards in (False, True):
         f = run_with(tmp_path / str(backwards), name, labels, active=4, optimizer_state="reset").federated
-        outcomes = clients_work(f)
-        f.method.merge(f.server, f._updates(outcomes[::-1] if backwards else outcomes))
+        replies, own = clients_work(f)
+        f.method.merge(f.server, f._updates(replies[::-1] if backwards else replies, own))
         merged.append(f.server.model)
     assert all(torch.equal(merged[0].groups[g], merged[1].groups[g]) for g in merged[0].groups)
 
@@ -333,7 +333,7 @@ def test_the_server_beside_does_not_see_the_clients(tmp_path: Path) -> None:  # 
     trained = []
     for active in (1, 4):
         f = run_with(tmp_path, "fixmatch", "server", active=active).federated
-        outcome = next(o for o in clients_work(f) if o.party == party.SERVER)
+        outcome = clients_work(f)[1][0]
         assert outcome.update is not None
         trained.append(outcome.update["model"].groups["parameters"])
     assert torch.equal(*trained)

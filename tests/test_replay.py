@@ -115,7 +115,7 @@ def test_a_prediction_is_read_before_the_next_replay(tmp_path: Path, monkeypatch
     f.server.draw(0)
     slot = Slot(f.world)
     slot.load({"model": f.server.model}, {}, 0.0)
-    job = Job(0, 0, {"model": f.server.model}, {})
+    job = Job(0, 0, {"model": f.server.model})
     want = Party(f.world, slot, job).predict(slot.model, Party(f.world, slot, job).unlabelled, batch=3)
     buffer, asked = torch.zeros(3, CLASSES), []
 

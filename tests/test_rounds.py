@@ -17,9 +17,10 @@ from fallow.config import Config
 from fallow.data.federate import Federation, Holding
 from fallow.data.readers.parts import Split
 from fallow.data.sources import Source
+from fallow.engine.clients import SERVER, Reply, Samples
 from fallow.engine.feed import Batch, Part
 from fallow.engine.optim import Optimizer, clip_
-from fallow.engine.party import SERVER, Outcome, Tally
+from fallow.engine.party import Tally
 from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
 from fallow.engine.world import World
@@ -465,16 +466,20 @@ def scalar(x: float) -> State:
     return State.of(net)
 
 
+def reply(party: int, update: Update | None = None) -> Reply:
+    return Reply(party, 1, update, Samples(0, 0), {}, {}, torch.tensor(True))
+
+
 @pytest.mark.parametrize(("rule", "wanted"), [("uniform", 3.25), ("half", 2.5)])
 def test_the_server_beside(rule: str, wanted: float, tmp_path: Path) -> None:
     f = set_up(tmp_path, method="fixmatch", weights=rule)
     held = f.world.federation
     f.world.federation = dataclasses.replace(held, clients=(*held.clients, held.clients[0]))
-    outcomes = [Outcome(p, 1, Update(model=scalar(x)), {}, {}, {}, torch.tensor(True)) for p, x in ((2, 6.0), (0, 2.0), (1, 4.0), (SERVER, 1.0))]
-    for o in outcomes:
-        assert o.update is not None
-        o.update.client = None if o.party == SERVER else o.party
-    updates = f._updates(outcomes)
+    replies = [reply(p, Update(model=scalar(x))) for p, x in ((2, 6.0), (0, 2.0), (1, 4.0), (SERVER, 1.0))]
+    for r in replies:
+        assert r.update is not None
+        r.update.client = None if r.party == SERVER else r.party
+    updates = f._updates(replies[:3], replies[3:])
     assert [u.client for u in updates] == [None, 0, 1, 2]
     assert mean(updates)["weight"].item() == wanted
 
@@ -482,7 +487,8 @@ def test_the_server_beside(rule: str, wanted: float, tmp_path: Path) -> None:
 def test_weights_of_clients(tmp_path: Path) -> None:
     for rule, wanted in (("samples", [12.0, 8.0]), ("labelled", [5.0, 3.0]), ("uniform", [1.0, 1.0]), ("half", [1.0, 1.0])):
         f = set_up(tmp_path, method="fixmatch", weights=rule)
-        assert [f._weight(k) for k in (0, 1)] == wanted
+        f.server.draw(0)
+        assert [f._weight(r) for r in f.clients.train(f._requests())[0]] == [wanted[k] for k in f.server.active]
 
 
 def test_server_momentum(tmp_path: Path) -> None:
@@ -532,8 +538,9 @@ def test_a_round_is_summed_and_the_broken_client_is_named(tmp_path: Path) -> Non
     """Means are over samples; what a slot's earlier party left has count 0 and makes no column."""
     f, tally = set_up(tmp_path), Tally()
 
-    def outcome(party: int, finite: bool, **logs: tuple[float, float]) -> Outcome:
-        return Outcome(party, 1, None, {}, {}, {k: torch.tensor(v, dtype=torch.float64) for k, v in logs.items()}, torch.tensor(finite))
+    def outcome(party: int, finite: bool, **logs: tuple[float, float]) -> Reply:
+        sums = {k: torch.tensor(v, dtype=torch.float64) for k, v in logs.items()}
+        return dataclasses.replace(reply(party), logs=sums, finite=torch.tensor(finite))
 
     whole = [outcome(7, True, loss=(6.0, 3.0), gone=(0.0, 0.0)), outcome(4, True), outcome(2, True, loss=(1.0, 1.0), share=(2.0, 8.0))]
     f._check(whole, tally)

@@ -61,7 +61,7 @@ def a_party(f: Federated, client: int = 0) -> Party:
     f._with_statistics()
     slot = Slot(f.world)
     slot.load({"model": f.server.model}, {}, 0.0)
-    return Party(f.world, slot, Job(client, 0, {"model": f.server.model}, {}))
+    return Party(f.world, slot, Job(client, 0, {"model": f.server.model}))
 
 
 def planned(f: Federated, party: Party) -> Any:
@@ -421,7 +421,7 @@ def test_momentum_of_the_servers_own_steps(tmp_path: Path, how: str) -> None:
         w.append(parameters(f).clone())
     g1 = (w[0] - w[1]) / (0.03 * 1.9)  # first step: w - lr (g + 0.9 g)
     slot = Slot(f.world)
-    party = Party(f.world, slot, Job(SERVER, 1, {"model": f.server.model}, {}))
+    party = Party(f.world, slot, Job(SERVER, 1, {"model": f.server.model}))
     slot.load({"model": State(f.server.model.layout, {"parameters": w[1]})}, {}, 0.0)
     for step in feed.steps(f.world, f.method.plan(party, {}), party.key("plan"), lambda *a: {}):
         b = step.batch()
@@ -471,7 +471,7 @@ def test_how_much_a_client_has_does_not_matter(tmp_path: Path) -> None:
     f.server.draw(0)
     f._with_statistics()
     f.server.sent = f.server.model
-    updates = f._updates(f.executor.run(f._jobs(beside=False)))
+    updates = f._updates(*f.clients.train(f._requests()))
     f.method.merge(f.server, updates)
     want = sum(u["model"].groups["parameters"].double() for u in updates) / 4
     assert len(updates) == 4 and torch.allclose(parameters(f).double(), want, atol=1e-7)
@@ -584,6 +584,11 @@ def mean_var(net: NetHandle) -> list[float]:
     return [float(net.module[0].running_mean), float(net.module[0].running_var)]  # type: ignore[index]
 
 
+def layerwise(net: NetHandle, parties: list[list[torch.Tensor]], passes: int | str) -> None:
+    norms = statistics.order(net, parties[0][0][:2])
+    statistics.layerwise(net, norms, passes, lambda done, end: [statistics.moments_between(net, norms, done, end, batches) for batches in parties])
+
+
 @torch.no_grad()
 def test_statistics_of_six_numbers() -> None:
     net, first, second = one_norm(), column(1, 2, 3, 4), column(5, 6)
@@ -591,9 +596,9 @@ def test_statistics_of_six_numbers() -> None:
     assert mean_var(net) == pytest.approx([4.0, 1.0833333])
     statistics.cumulative(net, [first])  # I9: that batch's mean and unbiased variance; nothing left of the call before
     assert mean_var(net) == pytest.approx([2.5, 1.6666667])
-    statistics.layerwise(net, [[first, second]], "exact")
+    layerwise(net, [[first, second]], "exact")
     assert mean_var(net) == pytest.approx([3.5, 2.9166667])
-    statistics.layerwise(net, [[first], [second]], 1)
+    layerwise(net, [[first], [second]], 1)
     assert mean_var(net) == pytest.approx([3.5, 2.9166667])
     a, b = statistics.moments_of(first), statistics.moments_of(second)
     assert [a[0], *map(float, a[1:]), b[0], *map(float, b[1:])] == pytest.approx([4, 2.5, 5, 2, 5.5, 0.5])
@@ -611,7 +616,7 @@ def test_pooled_statistics() -> None:
     net = NetHandle(models.build("small-cnn", 10, 1, norm="sbn"), CPU, "static")
 
     def made(parties: list[list[torch.Tensor]], passes: int | str = "exact") -> torch.Tensor:
-        statistics.layerwise(net, parties, passes)
+        layerwise(net, parties, passes)
         return torch.cat([b.flatten() for b in net.module.buffers() if b.is_floating_point()])
 
     whole = made([[x]])
@@ -645,8 +650,8 @@ def test_static_statistics_of_a_run(tmp_path: Path) -> None:
     assert np.array_equal(rows[: len(labelled)], labelled) and np.array_equal(np.diff(w.labels[labelled]) >= 0, np.ones(len(labelled) - 1, bool))
     assert np.array_equal(np.sort(rows), np.arange(len(w.images))) and (np.diff(rows[len(labelled) :]) > 0).all()
     state = w.initial().only("parameters")
-    ours = statistics.static(w, f._inference, state, active)
-    assert torch.equal(ours.groups["statistics"], statistics.static(w, f._inference, state, active).groups["statistics"])
+    ours = statistics.static(w, f._inference, state, 0, active, f.clients.ask)
+    assert torch.equal(ours.groups["statistics"], statistics.static(w, f._inference, state, 0, active, f.clients.ask).groups["statistics"])
     net = models.build("small-cnn", 10, 1, norm="bn", size=8)
     net.load_state_dict(copy.deepcopy(state.tensors()), strict=False)
     for m in net.modules():
@@ -662,11 +667,11 @@ def test_static_statistics_of_a_run(tmp_path: Path) -> None:
         w.options = w.options.model_copy(update={"sbn_data": data})
         want = np.sort(np.concatenate([np.concatenate([h.labelled, h.unlabelled]) for h in who]))
         assert np.array_equal(np.sort(statistics.data_order(w, active)), want)
-        assert np.array_equal(np.sort(np.concatenate(statistics.party_rows(w, active))), want)
+        assert np.array_equal(np.sort(np.concatenate(list(statistics._holdings(w, active).values()))), want)
     w.options = w.options.model_copy(update={"sbn": "federated", "sbn_passes": "exact", "sbn_data": "active"})
-    exact = statistics.static(w, f._inference, state, active).groups["statistics"]
+    exact = statistics.static(w, f._inference, state, 0, active, f.clients.ask).groups["statistics"]
     w.options = w.options.model_copy(update={"sbn": "pooled"})
-    assert torch.allclose(exact, statistics.static(w, f._inference, state, active).groups["statistics"], atol=1e-5)
+    assert torch.allclose(exact, statistics.static(w, f._inference, state, 0, active, f.clients.ask).groups["statistics"], atol=1e-5)
 
 
 @pytest.mark.parametrize("data", ["all", "active"])

@@ -169,7 +169,7 @@ def test_of_the_test(logit: float, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     f.round(0)
     logits = torch.zeros(6, 3)
     logits[4, 1] = logit
-    monkeypatch.setattr(f.executor, "infer", lambda *_: logits)
+    monkeypatch.setattr(round_module, "over_ranges", lambda *_: logits)
     fails(f, "the logits of the test set became NaN or infinite")
 
 
@@ -177,20 +177,20 @@ def test_of_a_local_model_that_is_measured(tmp_path: Path, monkeypatch: pytest.M
     """Class accuracies of a client's own model come from its logits alone, without a loss."""
     f = set_up(tmp_path, method="fedavg", labels="clients", epochs=1, measure="prior", eval_every=9)
     f.round(0)
-    right, calls = f.executor.infer, []
+    right, calls = round_module.over_ranges, []
 
     def infer(*words: Any) -> torch.Tensor:
         calls.append(words)
         return right(*words) * (NAN if len(calls) == 2 else 1.0)  # the server's first
 
-    monkeypatch.setattr(f.executor, "infer", infer)
+    monkeypatch.setattr(round_module, "over_ranges", infer)
     fails(f, "the logits of the test set became NaN or infinite")
 
 
 def test_a_class_that_is_ruled_out_is_no_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     f = set_up(tmp_path, method="fedavg", labels="clients", epochs=1)
     logits = torch.tensor([[0.0, 1.0, -INF]]).repeat(6, 1)  # of the six, two are of class 1 and two of class 2
-    monkeypatch.setattr(f.executor, "infer", lambda *_: logits)
+    monkeypatch.setattr(round_module, "over_ranges", lambda *_: logits)
     row = f.round(0)
     assert row["accuracy"] == pytest.approx(1 / 3) and row["test_loss"] is None
 

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fallow.engine.feed import Step
 from fallow.engine.memory import too_little
@@ -45,6 +46,12 @@ def spread(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -
         for f in futures:
             f.cancel()
         raise
+
+
+def over_ranges(world: World, function: Callable[[int, int], Tensor], count: int, size: int) -> Tensor:
+    """Concatenated results of `function(start, stop)` over consecutive ranges; on a CPU some at once."""
+    workers = world.sharing if world.device.type == "cpu" else 1
+    return torch.cat(spread(lambda r: function(*r), [(s, min(s + size, count)) for s in range(0, count, size)], workers))
 
 
 class Eager:
@@ -91,8 +98,3 @@ class Eager:
 
     def shrink(self) -> None:
         raise too_little()
-
-    def infer(self, function: Callable[[int, int], torch.Tensor], count: int, batch: int) -> torch.Tensor:
-        """Concatenated results of `function(start, stop)` over consecutive ranges."""
-        ranges = [(s, min(s + batch, count)) for s in range(0, count, batch)]
-        return torch.cat(spread(lambda r: function(*r), ranges, self.workers))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fallow.data.holdings import measured
-from fallow.engine.party import SERVER, Job, Outcome
-from fallow.engine.questions import Questions, gradient, label_accuracies, mean_prediction
+from fallow.engine.clients import SERVER, Reply, Request
 from fallow.measure import diversity
 from fallow.measure.prior import bias, class_accuracy, js, share
 from fallow.methods.base import Net
@@ -31,36 +29,35 @@ class Measuring:
 
     def __init__(self, federated: Federated):
         self.f, self.world, self.o = federated, federated.world, federated.o
-        self.questions = Questions(self.world)
 
     def due(self, number: int) -> bool:
         return bool(self.o.measure) and ((number + 1) % self.o.measure_every == 0 or number + 1 == self.o.rounds)
 
-    def row(self, jobs: list[Job], outcomes: list[Outcome]) -> Row:
-        """The columns; `jobs` are what the round's parties were given, `outcomes` what they made of it."""
+    def row(self, requests: list[Request], replies: list[Reply]) -> Row:
+        """The columns; `requests` are what the round's parties were sent, `replies` what they made of it."""
         out, wanted = Row(), self.o.measure
         if "diversity" in wanted:
-            out |= self._diversity(jobs, outcomes)
+            out |= self._diversity(requests, replies)
         if wanted == ("diversity",):
             return out
         whole = self.f.model()
         if "classes" in wanted:
             out["class_accuracy"] = self._by_class(whole)
         if "prior" in wanted:
-            out |= self._prior(whole, outcomes)
+            out |= self._prior(whole, replies)
         if "labels" in wanted:
-            out |= self._labels(whole, outcomes)
+            out |= self._labels(whole)
         return out
 
     def _by_class(self, state: State) -> list[float | None]:
         return class_accuracy(self.f.test_logits(state), self.world.test_labels, self.world.classes)
 
     # -- prior bias (FedDB, Figs. 1 and 3) -------------------------------------------------------------------------------
-    def _prior(self, whole: State, outcomes: list[Outcome]) -> Row:
+    def _prior(self, whole: State, replies: list[Reply]) -> Row:
         """Divergences of the bias: from even, from the labelled classes, from APP-U; of the model and of each local one."""
-        clients = sorted((o for o in outcomes if o.party > SERVER), key=lambda o: o.party)
-        everywhere, of_whole = {o.party: whole for o in clients}, self._by_class(whole)
-        local = {o.party: self.f.model(o.update["model"]) for o in clients if o.update is not None}
+        clients = sorted((r for r in replies if r.party > SERVER), key=lambda r: r.party)
+        everywhere, of_whole = {r.party: whole for r in clients}, self._by_class(whole)
+        local = {r.party: self.f.model(r.update["model"]) for r in clients if r.update is not None}
         by_class = {client: self._by_class(state) for client, state in local.items()}
         found = self._divergences(everywhere, dict.fromkeys(everywhere, of_whole))
         found |= {f"{name}_local": values for name, values in self._divergences(local, by_class).items()}
@@ -73,9 +70,9 @@ class Measuring:
 
     def _divergences(self, models: dict[int, State], by_class: dict[int, list[float | None]]) -> dict[str, list[float]]:
         """By client, of the model it has: `bias`, `labels`, `appu`."""
-        jobs = [Job(client, self.f.server.round, {"model": state}, {}) for client, state in models.items()]
+        requests = [Request(client, self.f.server.round, {"model": state}) for client, state in models.items()]
         out: dict[str, list[float]] = {"bias": [], "labels": [], "appu": []}
-        for client, appu in zip(models, self.questions.ask(jobs, mean_prediction)):
+        for client, appu in zip(models, self.f.clients.ask("mean_prediction", requests)):
             b, counts = bias(by_class[client]), self._labelled[client]
             out["bias"].append(js(b, share(torch.ones(self.world.classes))))
             if counts.sum():
@@ -89,12 +86,12 @@ class Measuring:
         return torch.from_numpy(self.world.federation.counts(self.world.labels, self.world.classes)["labelled"])
 
     # -- gradient diversity (FedRGD, 11.5) -------------------------------------------------------------------------------
-    def _diversity(self, jobs: list[Job], outcomes: list[Outcome]) -> Row:
+    def _diversity(self, requests: list[Request], replies: list[Reply]) -> Row:
         """Of a server with replicas the first counts."""
-        pairs = [(job, outcome) for job, outcome in zip(jobs, outcomes) if job.party >= SERVER]
-        answers = self.questions.ask([job for job, _ in pairs], gradient)
-        gradients = {job.party: g for (job, _), g in zip(pairs, answers) if g is not None}
-        updates = {o.party: o.update["model"] - job.message["model"] for job, o in pairs if o.update is not None}
+        sent = {r.party: r for r in requests if r.party >= SERVER}
+        answers = self.f.clients.ask("gradient", sent.values())
+        gradients = {party: g for party, g in zip(sent, answers) if g is not None}
+        updates = {r.party: r.update["model"] - sent[r.party].message["model"] for r in replies if r.party in sent and r.update is not None}
         left = set() if self.o.diversity_norms else diversity.norm_parameters(self.world.net().module)
         vectors = [{party: diversity.vector(v, left) for party, v in of.items()} for of in (gradients, updates)]
         found = self._per_group(*vectors) if self.o.diversity_scope == "per-group" else self._global(*vectors)
@@ -125,17 +122,11 @@ class Measuring:
         return measured(both)
 
     # -- who labels rightly (FedLoKe, Fig. 4) ----------------------------------------------------------------------------
-    def _labels(self, whole: State, outcomes: list[Outcome]) -> Row:
+    def _labels(self, whole: State) -> Row:
         """Of all clients' unlabelled samples, by the model and by a net that the client keeps; means over clients."""
         kept = [n for n, spec in self.world.held.items() if isinstance(spec, Net) and spec.keep and spec.make is None][:1]
-        answers = self.questions.ask(self._all_clients(whole, outcomes), partial(label_accuracies, nets=("model", *kept)))
+        everyone = (Request(client, self.f.server.round, {"model": whole}) for client in range(self.o.clients))
+        answers = self.f.clients.ask("label_accuracies", everyone, after=True, nets=("model", *kept))
         found = [a for a in answers if a is not None]
         means = np.mean(found, axis=0).tolist() if found else [None]
         return {"label_accuracy_local": means[1] if kept and found else None, "label_accuracy_global": means[0]}
-
-    def _all_clients(self, whole: State, outcomes: list[Outcome]) -> Iterator[Job]:
-        """With what each keeps after this round."""
-        new = {o.party: o.record for o in outcomes}
-        for client in range(self.o.clients):
-            record = self.f.keep.read(client) | new.get(client, {})
-            yield Job(client, self.f.server.round, {"model": whole}, record)

@@ -17,6 +17,8 @@ from torch import Tensor
 from fallow import draws
 from fallow.data.samples import Samples
 from fallow.engine import feed, judging
+from fallow.engine.clients import SERVER, Reply, Request
+from fallow.engine.clients import Samples as Counts
 from fallow.engine.finite import sound
 from fallow.engine.nets import NetHandle
 from fallow.engine.schedule import Schedule
@@ -27,37 +29,23 @@ from fallow.methods.base import Net, Update
 from fallow.methods.plan import column
 from fallow.methods.state import State
 
-SERVER = -1  # its further replicas: -2, -3, ...
 LARGE = 2500  # images per inference batch on CUDA, where batches do not enter the result
 DROPOUT = "dropout/key"  # the column of its keys; a method's own columns are plain names
 SHAPES = 8  # of predictions that are captured for each net of a slot
 
 
 @dataclass
-class Job:
-    """A party's part in a round: who, what it received, what it had kept."""
+class Job(Request):
+    """A request where it is carried out: with what the party had kept."""
 
-    party: int
-    round: int
-    message: dict[str, Any]
-    record: dict[str, Any]  # held things by name; optimisers by "name/optimizer"
-    turn: int = 0  # the server may have a second turn in the last round, with draws of its own
+    record: dict[str, Any] = field(default_factory=dict)  # held things by name; optimisers by "name/optimizer"
 
 
 @dataclass
-class Outcome:
-    """What a party's work came to."""
+class Outcome(Reply):
+    """A reply where it was made: with what the party keeps."""
 
-    party: int
-    steps: int
-    update: Update | None
-    record: dict[str, Any]
-    optimizers: dict[str, dict[str, State | Tensor]]
-    logs: dict[str, Tensor]
-    finite: Tensor  # false if something of it is NaN, or a weight infinite
-    lr: float | None = None  # mean over its steps, of `model` (else of the first net it trains)
-    descended: bool = True  # whether a step trained a net
-    looked_at: list[str] = field(default_factory=list)  # held things that a hook used
+    record: dict[str, Any] = field(default_factory=dict)
 
 
 class Party:
@@ -280,7 +268,11 @@ def _finish(world: World, slot: Slot, party: Party) -> Outcome:
     entries = update.entries if update is not None else {}
     finite = sound([net.state for net in slot.nets.values()], entries, record, optimizers)
     logs = {k: t.clone() for k, t in slot.logs.items()}
-    return Outcome(party.id, party.made, update, record, optimizers, logs, finite, mean_rate(party.lr), slot.descended, sorted(slot.looked_at))
+    counts = Counts(len(party.labelled), len(np.union1d(party.labelled.rows, party.unlabelled.rows)))
+    return Outcome(
+        party.id, party.made, update, counts, optimizers, logs, finite, mean_rate(party.lr),
+        slot.descended, sorted(slot.looked_at), record,
+    )  # fmt: skip
 
 
 def sent_by(update: Update, party: int) -> None:

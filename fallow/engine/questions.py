@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fallow.engine import feed
+from fallow import draws
+from fallow.engine import feed, statistics
 from fallow.engine.eager import spread
 from fallow.engine.nets import NetHandle
 from fallow.engine.party import Job, Party, begin_calls, numbers, run_step, start_of
@@ -55,8 +56,9 @@ class Questions:
         self._free: SimpleQueue[Gathering] = SimpleQueue()
         self._made = 0
 
-    def ask(self, parties: Iterable[Job], question: Callable[[Asked], Any]) -> list[Any]:
-        """What each party answers, in their order."""
+    def ask(self, parties: Iterable[Job], question: str, **about: Any) -> list[Any]:
+        """What each party answers to a question by its name, in their order."""
+        answer = QUESTIONS[question]
         workers = self.world.sharing if self.world.device.type == "cpu" else 1
         while self._made < workers:
             self._free.put(Gathering(self.world))
@@ -68,7 +70,7 @@ class Questions:
                 slot.load(*start_of(self.world, job))
                 party = Asked(self.world, slot, job)
                 begin_calls(slot, party.key("begin"))
-                return question(party)
+                return answer(party, **about)
             finally:
                 self._free.put(slot)
 
@@ -104,7 +106,7 @@ def _samples(step: feed.Step) -> Tensor | float:
 def mean_prediction(party: Asked) -> Tensor | None:
     """APP-U of the model sent, over the party's unlabelled samples; None if it has none."""
     u = party.unlabelled
-    return party.predict(party.model, u, "weak").softmax(1).mean(0).cpu() if len(u) else None
+    return party.predict(party.received["model"], u, "weak").softmax(1).mean(0).cpu() if len(u) else None
 
 
 @torch.no_grad()
@@ -116,3 +118,16 @@ def label_accuracies(party: Asked, nets: tuple[str, ...]) -> list[float] | None:
         return None
     labels = (party.predict(getattr(party, net), party.unlabelled, "plain").argmax(1) for net in nets)
     return [float((label == truth)[known].double().mean()) for label in labels]
+
+
+@torch.no_grad()
+def moments(party: Asked, done: int, end: int) -> statistics.Found | None:
+    """Of the inputs of some batch norm layers of the model sent, over all samples of the party; None without any."""
+    world, key = party.world, party.world.key("sbn", party.received["number"])
+    rows = statistics.once(party.labelled.rows, party.unlabelled.rows)
+    net = party.slot.scratch(party.received["model"])
+    shuffled = rows[draws.permutation(key, len(rows)).numpy()]
+    return statistics.moments_between(net, statistics.order(net, statistics.example(world)), done, end, statistics.Batches(world, shuffled)) if len(rows) else None
+
+
+QUESTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (gradient, mean_prediction, label_accuracies, moments)}

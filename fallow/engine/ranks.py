@@ -24,9 +24,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fallow.engine.clients import SERVER, Executor, Samples
 from fallow.engine.pack import pack, unpack
-from fallow.engine.party import SERVER, Job, Outcome, sent_by
-from fallow.engine.round import Executor
+from fallow.engine.party import Job, Outcome, sent_by
 from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods.base import Update
@@ -247,9 +247,6 @@ class Ranks:
     def shrink(self) -> None:
         self.inner.shrink()
 
-    def infer(self, function: Any, count: int, batch: int) -> Tensor:
-        return self.inner.infer(function, count, batch)
-
     def _ask(self, orders: dict[int, Tree]) -> Future[dict[int, Tensor]]:
         return self.post.ask(orders, self.layouts)
 
@@ -292,8 +289,8 @@ def deal(work: Sequence[float], ranks: int) -> list[list[int]]:
 
 
 def _outcome(tree: Tree) -> Outcome:
-    entries = tree.pop("update")
-    outcome = Outcome(update=None if entries is None else Update(entries), **tree)
+    entries, samples = tree.pop("update"), Samples(**tree.pop("samples"))
+    outcome = Outcome(update=None if entries is None else Update(entries), samples=samples, **tree)
     if outcome.update is not None:
         sent_by(outcome.update, outcome.party)
     return outcome
@@ -327,4 +324,5 @@ def serve(build: Callable[[Tree], tuple[World, Executor]]) -> str:
 
 
 def _told(outcome: Outcome) -> Tree:
-    return vars(outcome) | {"update": None if outcome.update is None else outcome.update.entries}
+    entries = None if outcome.update is None else outcome.update.entries
+    return vars(outcome) | {"update": entries, "samples": vars(outcome.samples)}

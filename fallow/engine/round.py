@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
+from fallow.engine.clients import SERVER, Clients, Executor, Local, Reply, Request
+from fallow.engine.eager import over_ranges
 from fallow.engine.evaluating import Validation, columns
 from fallow.engine.finite import defined, sound, too_large
 from fallow.engine.keep import Keep
 from fallow.engine.measuring import Measuring
 from fallow.engine.memory import out_of_memory
 from fallow.engine.pack import size
-from fallow.engine.party import LARGE, SERVER, Job, Outcome, Tally, mean_rate
+from fallow.engine.party import LARGE, Job, Outcome, Tally, mean_rate
 from fallow.engine.replay import first_line
 from fallow.engine.server import Server
 from fallow.engine.statistics import static
@@ -30,22 +31,14 @@ from fallow.methods.base import Net, Updates
 from fallow.methods.state import State
 
 
-class Executor(Protocol):
-    """What carries out parties' work: eager.py, slots.py."""
-
-    def run(self, jobs: list[Job]) -> list[Outcome]: ...
-    def shrink(self) -> None:
-        """Gives up what memory it can, since the rest of the round needs it, or says that it cannot."""
-
-    def infer(self, function: Any, count: int, batch: int) -> torch.Tensor: ...
-
-
 class Federated:
     """A federation at work. One call of `round` is one round; what it changed takes effect at its end, all at once."""
 
-    def __init__(self, world: World, executor: Executor, keep: Keep):
+    def __init__(self, world: World, executor: Executor, keep: Keep, clients: Clients | None = None):
+        """`executor` does the server's own work; the clients are where `clients` says, by default they are simulated here."""
         self.world, self.method, self.o = world, world.method, world.options
         self.executor, self.keep = executor, keep
+        self.clients: Clients = clients or Local(world, executor, keep)
         self.server = Server(world)
         self.server["model"] = self._travels(world.initial())
         self.method.start(self.server)
@@ -96,12 +89,15 @@ class Federated:
                 server["model"] = server.model.only("parameters")  # whoever was there at the last test may not be now
             self._with_statistics()
         server.sent = server.model
-        jobs = self._jobs(beside=turn == "beside")
+        requests, beside = self._requests(), self._beside(turn)
         with self._phase("clients"):
-            outcomes = self.executor.run(jobs)
-            self._check(outcomes, tally)
+            replies, own = self.clients.train(requests, beside)
+            present: list[Reply] = [r for r in (*replies, *own) if r is not None]
+            self._check(present, tally)
         with self._phase("merge"):
-            updates = self._updates(outcomes)
+            for outcome in own:
+                self._keep_server(outcome)
+            updates = self._updates(replies, own)
             if updates:
                 self.method.merge(server, updates)
             self._judge("the merge", server.entries)
@@ -113,33 +109,36 @@ class Federated:
         measured: dict[str, Any] = {}
         if self.measuring.due(number):
             with self._phase("measure"):
-                measured = self.measuring.row(jobs, outcomes)
-        row = defined(row | self._metrics(jobs, outcomes, updates, tally) | measured)
+                measured = self.measuring.row([*requests, *beside], present)
+        row = defined(row | self._metrics(requests, present, updates, tally) | measured)
         self._refuse_unsound()
         self.finishing()
         self.whole = False
-        self.keep.write({o.party: o.record for o in outcomes if o.party > SERVER}, number + 1)
+        self.clients.settle(number + 1)
         self.validation.settle()
         self.whole = True
         return row
 
-    def _jobs(self, beside: bool) -> list[Job]:
-        server, jobs = self.server, []
+    def _requests(self) -> list[Request]:
+        """What each of the round's clients is sent."""
+        server, requests = self.server, []
         made: list[tuple[State, State]] = []  # statistics are made once for each model sent
         for position, client in enumerate(server.active):
             message = self.method.down(server, client)
             message = {k: self._with_statistics(v, made) for k, v in message.items()}
             if self._travelling and position < len(server.entries.get("optimizers", [])):
                 message |= {f"{n}/optimizer": t for n, t in server["optimizers"][position].items()}
-            jobs.append(Job(client, server.round, message, self.keep.read(client)))
-        if beside:
-            jobs += [self._server_job(replica=i) for i in range(self.method.averager.replicas)]
-        return jobs
+            requests.append(Request(client, server.round, message))
+        return requests
+
+    def _beside(self, turn: str) -> list[Job]:
+        """The server's own work while the clients are at theirs."""
+        return [self._server_job(replica=i) for i in range(self.method.averager.replicas)] if turn == "beside" else []
 
     def _server_job(self, turn: int = 0, replica: int = 0) -> Job:
         entries, party = self.server.entries, SERVER - replica
         message = {k: v for k, v in entries.items() if isinstance(v, State | torch.Tensor)}
-        return Job(party, self.server.round, message, dict(entries.get(_record(party), {})), turn)
+        return Job(party, self.server.round, message, turn, dict(entries.get(_record(party), {})))
 
     def _turn(self, tally: Tally, again: bool = False) -> None:
         """The server trains on its own data; its update's entries are written back."""
@@ -160,10 +159,11 @@ class Federated:
         nets = [spec for spec in self.world.held.values() if isinstance(spec, Net) and spec.train]
         return any((spec.optimizer or self.o.optimizer_state) == "travel" for spec in nets)
 
-    def _check(self, outcomes: list[Outcome], tally: Tally) -> None:
-        tally.add(o.logs for o in outcomes)
-        tally.add_rates((o.lr, o.steps) for o in outcomes)
-        bad = [o.party for o, finite in zip(outcomes, torch.stack([o.finite for o in outcomes]).tolist()) if not finite]
+    def _check(self, replies: Sequence[Reply], tally: Tally) -> None:
+        tally.add(r.logs for r in replies)
+        tally.add_rates((r.lr, r.steps) for r in replies)
+        verdicts = torch.stack([r.finite for r in replies]).tolist() if replies else []
+        bad = [r.party for r, finite in zip(replies, verdicts) if not finite]
         if bad:
             raise self._diverged("the weights of the server" if bad[0] <= SERVER else f"the weights of client {bad[0]}", at_server=False)
 
@@ -189,34 +189,30 @@ class Federated:
         self._refuse_unsound()  # the cause, if it is known
         return self._diverged(f"the logits {of}")
 
-    def _updates(self, outcomes: list[Outcome]) -> Updates:
+    def _updates(self, replies: Sequence[Reply | None], own: Sequence[Reply]) -> Updates:
         """Updates in order of party id, the server's first, with their weights."""
         server, updates = self.server, Updates()
-        if self._travelling:
-            before = server.entries.get("optimizers", [{}] * len(server.active))  # a client that made no step leaves its place's
-            places = [o.optimizers for o in outcomes if o.party > SERVER]
-            server["optimizers"] = [new or old for new, old in zip(places, before, strict=True)]
-        for outcome in sorted(outcomes, key=lambda o: (o.party > SERVER, abs(o.party))):
-            if outcome.party <= SERVER:
-                self._keep_server(outcome)
-            if outcome.update is not None:
-                outcome.update.weight = self._weight(outcome.party)
-                updates.append(outcome.update)
+        if self._travelling:  # a client that made no step, or did not reply, leaves what its place has
+            before = server.entries.get("optimizers", [{}] * len(server.active))
+            found = [{} if r is None else r.optimizers for r in replies]
+            server["optimizers"] = [new or old for new, old in zip(found, before, strict=True)]
+        clients = sorted((r for r in replies if r is not None), key=lambda r: r.party)
+        for reply in (*own, *clients):
+            if reply.update is not None:
+                reply.update.weight = self._weight(reply)
+                updates.append(reply.update)
         if updates.server and self.o.weights == "half":
             updates.server.weight = float(max(1, len(updates.clients)))
         updates[:] = [u for u in updates if u.weight > 0]
         if self.world.statistics == "server" and self.server_trains:
-            own = updates.server["model"] if updates.server else server.sent
+            given = updates.server["model"] if updates.server else server.sent
             for u in updates:
-                u.entries["model"] = u["model"].having(own, "statistics")
+                u.entries["model"] = u["model"].having(given, "statistics")
         return updates
 
-    def _weight(self, party: int) -> float:
-        f = self.world.federation
-        holding = f.server if party <= SERVER else f.clients[party]
-        if self.o.weights == "samples":
-            return float(len(np.union1d(holding.labelled, holding.unlabelled)))
-        return float(len(holding.labelled)) if self.o.weights == "labelled" else 1.0
+    def _weight(self, reply: Reply) -> float:
+        counts = {"samples": reply.samples.all, "labelled": reply.samples.labelled}
+        return float(counts.get(self.o.weights, 1))
 
     def model(self, state: State | None = None) -> State:
         """The server's model, or another, as it is to be used: with statistics where a policy makes them."""
@@ -235,7 +231,7 @@ class Federated:
         made = [] if made is None else made  # holds the models themselves: the id of one that is gone may be another's
         known = next((whole for model, whole in made if model is thing), None)
         if known is None:
-            known = static(self.world, self._inference, thing, self.server.active)
+            known = static(self.world, self._inference, thing, self.server.round, self.server.active, self.clients.ask)
             self._judge("the static statistics", known)
             made.append((thing, known))
         return known
@@ -265,7 +261,7 @@ class Federated:
         self._inference.load(state)
         fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
         call = self._inference.replayed("running")
-        return self.executor.infer(lambda a, b: call(images(a, b)).clone(), count, fixed)
+        return over_ranges(w, lambda a, b: call(images(a, b)).clone(), count, fixed)
 
     def evaluate(self, state: State) -> dict[str, float | None]:
         """Accuracy, loss and the cheap ones of the scores on the whole test set."""
@@ -277,19 +273,19 @@ class Federated:
             raise self.no_prediction()
         return {"accuracy": float(right), "test_loss": loss} | scores.brief(logits, labels)
 
-    def _metrics(self, jobs: list[Job], outcomes: list[Outcome], updates: Updates, tally: Tally) -> dict[str, Any]:
+    def _metrics(self, requests: list[Request], replies: list[Reply], updates: Updates, tally: Tally) -> dict[str, Any]:
         means = tally.columns()
         row: dict[str, Any] = {k: means.pop(k, None) for k in ("loss", "label_ratio", "label_accuracy", "label_accuracy_all")}
         row["bytes_up"] = sum(size(u.entries) for u in updates.clients)
-        sent = [j.message for j in jobs if j.party > SERVER]
+        sent = [r.message for r in requests]
         row["bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if not k.endswith("/optimizer"))
         if self._travelling:
             row["optimizer_bytes_up"] = size(self.server["optimizers"])
             row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
         row["lr"] = mean_rate(*tally.rates)
         row["clients"] = len(updates.clients)
-        row |= idle(self.world.held, outcomes, first=not self.server.round and is_own(self.o.method))
-        row["client_steps"] = sum(steps) / len(steps) if (steps := [o.steps for o in outcomes if o.party > SERVER]) else None
+        row |= idle(self.world.held, replies, first=not self.server.round and is_own(self.o.method))
+        row["client_steps"] = sum(steps) / len(steps) if (steps := [r.steps for r in replies if r.party > SERVER]) else None
         return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
 
     @contextmanager
@@ -301,11 +297,11 @@ class Federated:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-def idle(held: dict[str, Any], outcomes: list[Outcome], first: bool) -> dict[str, Any]:
+def idle(held: dict[str, Any], replies: list[Reply], first: bool) -> dict[str, Any]:
     """Columns of what a method leaves lying: steps that train nothing; in the first round of one's own, held things not used."""
-    made = [o for o in outcomes if o.steps]
-    out: dict[str, Any] = {} if not made or any(o.descended for o in made) else {"descended": False}
-    unused = sorted(set(held) - {"model"}.union(*(o.looked_at for o in outcomes)))
+    made = [r for r in replies if r.steps]
+    out: dict[str, Any] = {} if not made or any(r.descended for r in made) else {"descended": False}
+    unused = sorted(set(held) - {"model"}.union(*(r.looked_at for r in replies)))
     return out | {"unused": unused} if first and made and unused else out
 
 

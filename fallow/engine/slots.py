@@ -12,12 +12,11 @@ from __future__ import annotations
 import gc
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fallow.engine.feed import Step
 from fallow.engine.memory import out_of_memory, too_little
@@ -241,7 +240,3 @@ class Slots:
         else:
             w.waiting = item
         return None
-
-    # -- inference -------------------------------------------------------------------------------------------------------
-    def infer(self, function: Callable[[int, int], Tensor], count: int, batch: int) -> Tensor:
-        return torch.cat([function(s, min(s + batch, count)) for s in range(0, count, batch)])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import reduce
+from functools import partial, reduce
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fallow import draws
+from fallow.engine.clients import SERVER, Request
 from fallow.engine.nets import NetHandle
 from fallow.engine.world import World
 from fallow.errors import UserError
@@ -21,61 +23,73 @@ from fallow.methods.state import State
 BATCH = 250
 AT_ONCE = 4  # batches in one pass on CUDA
 Moments = tuple[int, Tensor, Tensor]  # how many, mean, sum of squared deviations, by channel
+Found = dict[int, Moments]  # by layer, in the order in which a pass comes to them
+
+
+Ask = Callable[..., list[Any]]  # Clients.ask
 
 
 @torch.no_grad()
-def static(world: World, net: NetHandle, state: State, active: list[int]) -> State:
-    """`state` with statistics: the key `sbn` says how."""
+def static(world: World, net: NetHandle, state: State, round: int, active: list[int], ask: Ask) -> State:
+    """`state` with statistics: the key `sbn` says how. Only `federated` leaves images where they are."""
     o = world.options
     net.load(state.only("parameters"))
-    if not _norms(net):  # buffers of the model's own
-        return State(state.layout, state.groups | {"statistics": net.flat.groups["statistics"].clone()})
-    if o.sbn == "federated":
-        parties = [_Batches(world, rows) for rows in party_rows(world, active)]
-        layerwise(net, parties, o.sbn_passes)
-    else:
-        rows = data_order(world, active)
-        if o.sbn == "cumulative":
-            cumulative(net, _Batches(world, rows, AT_ONCE if world.device.type == "cuda" else 1))
+    if _norms(net):  # else: buffers of the model's own
+        if o.sbn == "federated":
+            parties = [p for p, rows in _holdings(world, active).items() if len(rows)]
+            if not parties:
+                raise _no_data()
+            layerwise(net, order(net, example(world)), o.sbn_passes, partial(_asked, net, ask, round, parties))
         else:
-            layerwise(net, [_Batches(world, rows)], "exact")
+            batches = Batches(world, data_order(world, active), AT_ONCE if o.sbn == "cumulative" and world.device.type == "cuda" else 1)
+            if o.sbn == "cumulative":
+                cumulative(net, batches)
+            else:
+                norms = order(net, example(world))
+                layerwise(net, norms, "exact", lambda done, end: [moments_between(net, norms, done, end, batches)])
     return State(state.layout, state.groups | {"statistics": net.flat.groups["statistics"].clone()})
+
+
+def _asked(net: NetHandle, ask: Ask, round: int, parties: list[int], done: int, end: int) -> list[Found]:
+    """What the parties answer about some layers, where those below are done; who does not answer takes no part."""
+    sent = net.flat.clone()
+    requests = [Request(p, round, {"model": sent, "number": n}) for n, p in enumerate(parties)]
+    found = [answer for answer in ask("moments", requests, done=done, end=end) if answer]
+    if not found:
+        raise _no_data()
+    return found
 
 
 # -- whose images, in which order --------------------------------------------------------------------------------------
 def data_order(world: World, active: list[int]) -> np.ndarray:
-    """Rows of the training set for a single pass: the server's list, then all other images in file order (13.6.2)."""
+    """Rows of the training set for a single pass: the server's list, then all other images in file order."""
     o, server = world.options, world.federation.server.labelled
     if o.sbn_data == "all":
         rows = np.concatenate([server, np.setdiff1d(np.arange(len(world.images)), server)])
     else:
-        rows = np.concatenate([np.zeros(0, np.int64), *_holdings(world, active)])
+        rows = np.concatenate([np.zeros(0, np.int64), *_holdings(world, active).values()])
     if not len(rows):
         raise _no_data()
     return rows[draws.permutation(world.key("sbn"), len(rows)).numpy()] if o.sbn_order == "shuffled" else rows
 
 
-def party_rows(world: World, active: list[int]) -> list[np.ndarray]:
-    """Rows by party, each party's shuffled once (13.6.4). Images that nobody holds take no part."""
-    parties = [rows for rows in _holdings(world, active) if len(rows)]
-    if not parties:
-        raise _no_data()
-    return [rows[draws.permutation(world.key("sbn", number), len(rows)).numpy()] for number, rows in enumerate(parties)]
-
-
-def _holdings(world: World, active: list[int]) -> list[np.ndarray]:
+def _holdings(world: World, active: list[int]) -> dict[int, np.ndarray]:
     """What the parties of `sbn_data` hold, the server first; a sample that is labelled and unlabelled counts once."""
     o, f = world.options, world.federation
     who = {"all": range(len(f.clients)), "active": sorted(active), "server": ()}[o.sbn_data]
-    held = [f.server, *(f.clients[k] for k in who)]
-    return [np.concatenate([h.labelled, h.unlabelled[~np.isin(h.unlabelled, h.labelled)]]) for h in held]
+    held = {SERVER: f.server} | {k: f.clients[k] for k in who}
+    return {p: once(h.labelled, h.unlabelled) for p, h in held.items()}
+
+
+def once(labelled: np.ndarray, unlabelled: np.ndarray) -> np.ndarray:
+    return np.concatenate([labelled, unlabelled[~np.isin(unlabelled, labelled)]])
 
 
 def _no_data() -> UserError:
     return UserError("static statistics have no data to be made of", "use sbn_data=all, or statistics=batch")
 
 
-class _Batches:
+class Batches:
     """Plain views of some rows, in batches or several of them joined, as often as one likes."""
 
     def __init__(self, world: World, rows: np.ndarray, at_once: int = 1):
@@ -107,19 +121,18 @@ def cumulative(net: NetHandle, batches: Iterable[Tensor]) -> None:
         m.momentum = momentum
 
 
-def layerwise(net: NetHandle, parties: Sequence[Iterable[Tensor]], passes: int | str) -> None:
+def layerwise(net: NetHandle, norms: list[_BatchNorm], passes: int | str, ask: Callable[[int, int], list[Found]]) -> None:
     """Exact moments of every layer's input over all parties' images, in some passes.
 
     In each pass the layers done so far normalise by their final statistics, the others by the batch; a share of the
     layers is then fixed. As many passes as layers (`exact`) give self-consistent statistics that depend on no order,
-    batching or partition; fewer are exact in the first layer only.
+    batching or partition; fewer are exact in the first layer only. `ask` gives each party's moments of layers first .. end - 1.
     """
-    norms = _execution_order(net, next(iter(parties[0])))
     count = len(norms)
     total = count if passes == "exact" else min(int(passes), count)
     ends = [round(count * q / total) for q in range(total + 1)]
     for done, end in pairwise(ends):
-        found = [_moments(net, norms, done, end, batches) for batches in parties]
+        found = ask(done, end)
         for layer in range(done, end):
             n, mean, m2 = reduce(merge_moments, (f[layer] for f in found))
             for running, value in ((norms[layer].running_mean, mean), (norms[layer].running_var, m2 / n)):
@@ -127,9 +140,9 @@ def layerwise(net: NetHandle, parties: Sequence[Iterable[Tensor]], passes: int |
                 running.copy_(value)
 
 
-def _moments(net: NetHandle, norms: list[_BatchNorm], done: int, end: int, batches: Iterable[Tensor]) -> dict[int, Moments]:
-    """One party's moments of the inputs of layers done .. end - 1; layers below `done` are final."""
-    found: dict[int, Moments] = {}
+def moments_between(net: NetHandle, norms: list[_BatchNorm], done: int, end: int, batches: Iterable[Tensor]) -> Found:
+    """Moments of the inputs of layers done .. end - 1 over these images; layers below `done` are final."""
+    found: Found = {}
 
     def before(layer: int, x: Tensor) -> None:
         net.modes.stats = "running" if layer < done else "batch"
@@ -162,7 +175,7 @@ def moments_of(x: Tensor) -> Moments:
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """Counts, means and sums of squared deviations of two sets as those of their union (13.6.4)."""
+    """Counts, means and sums of squared deviations of two sets as those of their union."""
     n = a[0] + b[0]
     mu = (a[0] * a[1] + b[0] * b[1]) / n
     m2 = a[2] + a[0] * (a[1] - mu) ** 2 + b[2] + b[0] * (b[1] - mu) ** 2
@@ -177,11 +190,16 @@ def _norms(net: NetHandle) -> list[_BatchNorm]:
     return [m for m in net.module.modules() if isinstance(m, _BatchNorm)]
 
 
-def _execution_order(net: NetHandle, x: Tensor) -> list[_BatchNorm]:
+def example(world: World) -> Tensor:
+    """Two images, of which only the shape counts."""
+    return world.normal(torch.zeros(2, world.source.channels, world.source.size, world.source.size, device=world.device))
+
+
+def order(net: NetHandle, x: Tensor) -> list[_BatchNorm]:
     """Batch norm layers in the order in which a pass comes to them."""
-    order: list[_BatchNorm] = []
-    handles = [m.register_forward_pre_hook(lambda m, _: order.append(m)) for m in _norms(net)]
-    net(x[:2], stats="batch")
+    found: list[_BatchNorm] = []
+    handles = [m.register_forward_pre_hook(lambda m, _: found.append(m)) for m in _norms(net)]
+    net(x, stats="batch")
     for h in handles:
         h.remove()
-    return list(dict.fromkeys(order))
+    return list(dict.fromkeys(found))

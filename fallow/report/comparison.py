@@ -17,7 +17,7 @@ from fallow.errors import UserError, suggest
 from fallow.measure.told import of_summary
 from fallow.methods import REGISTERED, find
 from fallow.report.paired import LEAST, WORDS, Difference, difference
-from fallow.report.reading import Run, completed, finite, flat, gathered, method_name, shortened
+from fallow.report.reading import OF_SPLIT, Run, completed, families, finite, flat, gathered, method_name, shortened
 from fallow.runs.settings import UNHASHED, Keys
 
 SETTINGS = (
@@ -138,10 +138,7 @@ def compared(
 ) -> Comparison:
     """The table of these runs, or of those in these folders."""
     found = gathered(paths)
-    by_family: dict[str, list[Run]] = {}
-    for run in found.runs:
-        by_family.setdefault(run.family, []).append(run)
-    groups = list(by_family.values())
+    groups = list(families(found.runs).values())
     flats = [_settings(members[0].config) for members in groups]
     split = Split.of(flats, rows, columns)
     values, share, without = _values(found.runs, statistic)
@@ -153,8 +150,18 @@ def compared(
     for i in kept:
         entry = Entry({run.seed: values[run.path] for run in groups[i] if run.path in values})
         cells[row_order.index(names[i]), column_order.index(heads[i])] = entry
-    notes = [*split.also(flats), *without, *found.notes]
+    notes = [*split.also(flats), *_by_split(groups), *without, *found.notes]
     return Comparison(statistic, share, row_order, column_order, cells, notes, _against(against, row_order, [flats[i] for i in kept], names, kept))
+
+
+def _by_split(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """What was fitted to each seed's split, and so differs within a cell."""
+    out = []
+    for key in OF_SPLIT:
+        several = [found for members in groups if len(found := sorted({str(run.config.get(key)) for run in members})) > 1]
+        if several:
+            out.append(f"The seeds of a cell differ in {key} ({', '.join(several[0])}), fitted to the split of each.")
+    return out
 
 
 def _settings(config: Keys) -> Flat:

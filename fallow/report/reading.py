@@ -25,6 +25,7 @@ from fallow.runs.warned import stored
 ROUNDS, VECTOR_ROUNDS, CLIENTS = 1000, 60, 400  # drawn at most, of each run and federation
 LARGEST = sys.float_info.max
 WORDS = 3  # keys in a group's name
+OF_SPLIT = ("steps",)  # keys that are fitted to how many images the clients have
 
 Columns = dict[str, list[Any]]
 
@@ -92,7 +93,36 @@ class Run:
     @property
     def family(self) -> str:
         """Equal for runs that differ only in seed, or in what does not change a result."""
-        return json.dumps({k: v for k, v in completed(self.config).items() if k not in UNHASHED | {"seed"}}, sort_keys=True, default=str)
+        return self._without(UNHASHED | {"seed"})
+
+    @property
+    def kin(self) -> str:
+        """Equal for runs that also differ in what is fitted to the split of their seed."""
+        return self._without(UNHASHED | {"seed", *OF_SPLIT})
+
+    def _without(self, keys: set[str]) -> str:
+        return json.dumps({k: v for k, v in completed(self.config).items() if k not in keys}, sort_keys=True, default=str)
+
+
+def families(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """Runs that differ only in their seed together.
+
+    Steps that nobody gave are fitted to how many images a client has, which the split's seed decides. So runs of other seeds
+    that differ in nothing else are one family all the same.
+    """
+    strict: dict[str, list[Run]] = {}
+    loose: dict[str, list[str]] = {}
+    for run in runs:
+        if run.family not in strict:
+            loose.setdefault(run.kin, []).append(run.family)
+        strict.setdefault(run.family, []).append(run)
+    out: dict[str, list[Run]] = {}
+    for family, members in strict.items():
+        alike = loose[members[0].kin]
+        seeds = [seed for name in alike for seed in {run.seed for run in strict[name]}]
+        first = alike[0] if len(set(seeds)) == len(seeds) else family
+        out.setdefault(first, []).extend(members)
+    return out
 
 
 @dataclass(frozen=True)
@@ -177,9 +207,9 @@ def payload(paths: Sequence[Path], live: bool = False) -> Keys:
     runs, damaged = readable(paths)
     counted = counting(runs, damaged, going=live, alone=True)
     in_means = {run.path for run in counted.runs}
-    families = list(dict.fromkeys(run.family for run in runs))
-    first = {run.family: run for run in reversed(runs)}
-    groups = [first[name] for name in families]
+    together = list(families(runs).values())
+    groups = [members[0] for members in together]
+    number_of = {run.path: number for number, members in enumerate(together) for run in members}
     federations: dict[str, Keys] = {}
     told, left_out = [], [sentence.removesuffix(".") for sentence in damaged]
     for run in runs:
@@ -190,7 +220,7 @@ def payload(paths: Sequence[Path], live: bool = False) -> Keys:
             left_out.append(f"{e.cause}; the page says nothing of who held what in that run")
         if held:
             federations.setdefault(held["fingerprint"], held)
-        told.append(_told(run) | {"group": families.index(run.family), "federation": held and held["fingerprint"], "aside": run.path not in in_means})
+        told.append(_told(run) | {"group": number_of[run.path], "federation": held and held["fingerprint"], "aside": run.path not in in_means})
     names = named([g.config for g in groups], [places(g.config, g.path) for g in groups])
     return {
         "runs": told,

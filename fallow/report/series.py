@@ -11,7 +11,7 @@ import numpy as np
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.report.cells import places
-from fallow.report.reading import Run, counting, named, readable
+from fallow.report.reading import Run, counting, families, named, readable
 
 Floats = np.ndarray
 
@@ -44,12 +44,12 @@ def groups(paths: Sequence[str | Path], names: Sequence[str] | None = None, tell
     runs = counted.runs
     for sentence in counted.notes:
         tell(sentence)
-    families = {family: tuple(r for r in runs if r.family == family) for family in dict.fromkeys(r.family for r in runs)}
-    first = [members[0] for members in families.values()]
+    together = [tuple(members) for members in families(runs).values()]
+    first = [members[0] for members in together]
     labels = [_capital(name) for name in named([r.config for r in first], [places(r.config, r.path) for r in first])]
     if names and len(names) != len(labels):
         raise UserError(f"{len(names)} names for {len(labels)} groups of runs", f"name each of: {'; '.join(labels)}")
-    return [Group(*pair) for pair in zip(names or labels, families.values())]
+    return [Group(*pair) for pair in zip(names or labels, together)]
 
 
 def _capital(name: str) -> str:

@@ -21,11 +21,12 @@ from fallow.data.given import source_of
 from fallow.data.sources import Source
 from fallow.data.validation import hold_out
 from fallow.engine import ranks
+from fallow.engine.clients import Executor
 from fallow.engine.eager import Eager
 from fallow.engine.evaluating import best_round, in_full
 from fallow.engine.keep import Keep
 from fallow.engine.ranks import RankLost, Ranks
-from fallow.engine.round import Executor, Federated
+from fallow.engine.round import Federated
 from fallow.engine.slots import Slots
 from fallow.engine.world import World
 from fallow.errors import UserError

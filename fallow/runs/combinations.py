@@ -26,6 +26,7 @@ from fallow.runs.settings import UNHASHED, Grid, Keys, slug
 
 MOST = 10_000  # runs of a grid
 PATHS = ("folder", "csv", "numpy")
+LISTS = {name for name, field in Config.model_fields.items() if isinstance(field.default, tuple)}  # keys that take several values
 WITH_OPTIONS = ("partition", "unlabelled_partition", "schedule")
 
 
@@ -104,6 +105,8 @@ def _without(keys: Keys, path: list[str]) -> Keys:
 # -- one value, or several ---------------------------------------------------------------------------------------------
 def _several(name: str, value: Any, given: Keys, recipe: Keys) -> list[Any] | None:
     """The values that one value stands for; None where it is one."""
+    if name in LISTS:
+        return None
     if isinstance(value, str) and "," in value:
         valid = _judge(name, given, recipe)
         words = [word.strip() for word in value.split(",")]
@@ -113,7 +116,7 @@ def _several(name: str, value: Any, given: Keys, recipe: Keys) -> list[Any] | No
         right = [valid(part) for part in parts]
         sure = all(right) if name.split(".")[0] in WITH_OPTIONS else any(right)  # a wrong part is then told by its run
         return parts if sure and len(parts) > 1 else None
-    if isinstance(value, list) and value and name != "track":
+    if isinstance(value, list) and value:
         valid = _judge(name, given, recipe)
         return value if valid is not None and not valid(value) else None
     return None

@@ -141,6 +141,15 @@ def makespan(seconds: Iterable[float], at_once: int) -> float:
     return max(ends)
 
 
+def time_left(jobs: Sequence[Job], known: Known, at_once: int) -> float | None:
+    """Seconds until all have ended, one of unknown length taken as the mean of a round of the others; None where nothing is known."""
+    rounds = sum(job.left for job in jobs if job.name in known)
+    if not rounds:
+        return None
+    mean = sum(seconds for seconds, _ in known.values()) / rounds
+    return makespan([known[job.name][0] if job.name in known else mean * job.left for job in jobs], at_once)
+
+
 def outlook(jobs: Sequence[Job], known: Known, at_once: int) -> str:
     told = [known[j.name][0] for j in jobs if j.name in known]
     text = f"about {clock(makespan(told, at_once))} with {at_once} at a time ({clock(sum(told))} one by one)"

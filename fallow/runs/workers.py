@@ -214,9 +214,13 @@ class Apart(Work):
             self.idle.append(self.worker)
         else:
             self.worker.close()
+        self._forget()
+        return ended
+
+    def _forget(self) -> None:
+        """A log in which nothing stands."""
         if self.log.exists() and not self.log.stat().st_size:
             self.log.unlink()
-        return ended
 
     def interrupt(self) -> None:
         self.worker.process.send_signal(signal.SIGINT)
@@ -228,6 +232,7 @@ class Apart(Work):
             self.worker.process.kill()
             self.worker.process.wait()
         self.worker.close()
+        self._forget()
 
 
 class Workers:

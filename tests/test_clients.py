@@ -1,0 +1,103 @@
+"""The seam between the round and its clients: who does not reply is absent, and comes back with what he kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY
+
+from fallow.engine.clients import Local, Reply, Request
+from fallow.engine.party import Job, Outcome
+from fallow.engine.round import Federated
+from fallow.methods import REGISTERED, find
+from fallow.methods.parts.averaging import mean
+from fallow.runs import Run, prepare
+from fallow.runs.folder import RunFolder
+
+
+class Unreliable(Local):
+    """Some clients never answer; what they did is not kept either."""
+
+    absent: frozenset[int] = frozenset()
+
+    def train(self, requests: Sequence[Request], here: Sequence[Job] = ()) -> tuple[list[Reply | None], list[Outcome]]:
+        replies, own = super().train(requests, here)
+        self._kept = {party: record for party, record in self._kept.items() if party not in self.absent}
+        return [None if r is None or r.party in self.absent else r for r in replies], own
+
+    def ask(self, question: str, requests: Iterable[Request], after: bool = False, **about: Any) -> list[Any]:
+        asked = list(requests)
+        answers = super().ask(question, asked, after, **about)
+        return [None if r.party in self.absent else a for r, a in zip(asked, answers)]
+
+
+def federated(path: Path, absent: set[int], **keys: Any) -> Federated:
+    kind, options, source, federation = prepare(None, TINY | {"labels": "clients", "clients": 4, "active": 4, "label_count": 40} | keys)
+    f = Run(RunFolder(path), kind, options, source, federation).federated
+    f.clients = Unreliable(f.world, f.executor, f.keep)
+    f.clients.absent = frozenset(absent)
+    return f
+
+
+def test_the_others_are_merged_as_if_the_absent_had_not_been_asked(tmp_path: Path) -> None:
+    f = federated(tmp_path, {2}, method="fedavg", norm="gn")
+    f.server.draw(0)
+    there = [r.update for r in f.clients.train(f._requests())[0] if r is not None]
+    for update in there:
+        assert update is not None
+        held = f.world.federation.clients[update.client]
+        update.weight = float(len(set(held.labelled) | set(held.unlabelled)))
+    row = f.round(0)
+    assert row["clients"] == 3 and sorted(u.client for u in there) == [0, 1, 3]
+    assert torch.equal(f.server.model.groups["parameters"], mean(sorted(there, key=lambda u: u.client)).groups["parameters"])
+
+
+def test_a_round_without_any_reply_leaves_the_model(tmp_path: Path) -> None:
+    f = federated(tmp_path, {0, 1, 2, 3}, method="fixmatch", measure="diversity,prior,labels,classes")
+    before = f.server.model.clone()
+    row = f.round(0)
+    assert row["clients"] == 0 and row["loss"] is None and row["bytes_up"] == 0 and row["bytes_down"] > 0
+    assert torch.equal(f.server.model.groups["parameters"], before.groups["parameters"])
+
+
+def test_who_was_absent_goes_on_with_what_he_kept(tmp_path: Path) -> None:
+    f = federated(tmp_path, set(), method="fedloke", norm="gn")
+    f.round(0)
+    kept = {client: f.keep.read(client)["personal"].clone() for client in range(4)}
+    f.clients.absent = frozenset({1})  # type: ignore[attr-defined]
+    f.round(1)
+    same = [torch.equal(f.keep.read(c)["personal"].groups["parameters"], kept[c].groups["parameters"]) for c in range(4)]
+    assert same == [False, True, False, False]
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+@pytest.mark.parametrize("average", ["mean", "grouped", "dma"])
+def test_every_method_goes_on_without_a_client(name: str, average: str, tmp_path: Path) -> None:
+    keys = {"method": name, "average": average, "optimizer_state": "travel", "norm": "gn"}
+    f = federated(tmp_path, {1}, **keys)
+    rows = [f.round(number) for number in range(2)]
+    assert [row["clients"] for row in rows] == [3, 3]
+    assert torch.isfinite(f.server.model.groups["parameters"]).all() and rows[1]["accuracy"] is not None
+
+
+def test_statistics_come_from_those_who_answer(tmp_path: Path) -> None:
+    """In exact arithmetic those of all samples of the others."""
+    keys = {"method": "fedavg", "norm": "sbn", "sbn": "federated", "sbn_passes": "exact"}
+    f = federated(tmp_path / "three", {3}, **keys)
+    f.server.draw(0)
+    found = f.model(f.world.initial().only("parameters"))
+    from fallow.engine import statistics
+
+    rows = [statistics.once(c.labelled, c.unlabelled) for c in f.world.federation.clients[:3]]
+    net = f.world.net()
+    net.load(f.world.initial().only("parameters"))
+    norms = statistics.order(net, statistics.example(f.world))
+    batches = [statistics.Batches(f.world, r) for r in rows]
+    with torch.no_grad():
+        statistics.layerwise(net, norms, "exact", lambda a, b: [statistics.moments_between(net, norms, a, b, x) for x in batches])
+    assert torch.allclose(found.groups["statistics"], net.flat.groups["statistics"], atol=1e-4, rtol=1e-4)
+    assert find("fedavg") is type(f.method)
