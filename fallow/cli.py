@@ -134,6 +134,7 @@ def run(
     skip_bad: SkipBad = False,
     trust: Trust = False,
     jobs: Annotated[int | None, typer.Option(help="Of a grid: runs at a time at most (default: as the machine allows).", min=1)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would be, and its memory and time; run nothing.")] = False,
     show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
 ) -> None:
     """Train a federation.
@@ -158,11 +159,26 @@ def run(
     if grid := sweep.grid(recipe, keys):
         if stop_after is not None:
             raise UserError("--stop-after is for one run, and these keys ask for several", "leave it out; Ctrl-C stops all, and the same command goes on")
+        if dry_run:
+            raise UserError("--dry-run is for one run, and these keys ask for several", "give one value to each key")
         _sweep(sweep.plan(recipe, grid, Path(out), name, download, trust), jobs, quiet)
+        return
+    if dry_run:
+        _rehearse(recipe, keys, download, trust)
         return
     with stopping(), Bar(console, quiet) as bar:
         result = runs.run(recipe, out=out, name=name, stop_after=stop_after, download=download, watch=bar, trust=trust, **keys)
     _print_result(result, quiet)
+
+
+def _rehearse(recipe: str | None, keys: dict[str, Any], download: bool, trust: bool) -> None:
+    from fallow.progress import Bar
+    from fallow.runs import rehearsal
+
+    with Bar(console) as bar:
+        told = rehearsal.lines(recipe, keys, download, trust, bar)
+    for line in told:
+        console.say(line)
 
 
 def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:

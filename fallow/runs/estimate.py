@@ -88,6 +88,25 @@ def _views(method: Method, party: _Typical) -> int:
     return sum(sum(s.sizes(len(segment))) * len(s.views) for segment in plan.segments for s in segment.streams.values() if s)
 
 
+def largest_step(method: type[Method], o: Config, train: int, classes: int) -> int:
+    """Images, views counted, of the largest step that a client of typical size makes, or the server."""
+    labels = _labels(o, train, classes)
+    at_server = labels if o.labels == "server" else 0
+    own, unlabelled = round((labels - at_server) / o.clients), round(o.unlabelled_ratio * (train - labels) / o.clients)
+    parties = [_Typical(o, False, own, 0 if o.labels == "all" else unlabelled), *([_Typical(o, True, at_server, 0)] if at_server else [])]
+    return max((sum(step) for party in parties for step in _steps(method(o, classes), party)), default=0)
+
+
+def _steps(method: Method, party: _Typical) -> list[tuple[int, ...]]:
+    """Of each step of a party the images of each stream, times its views."""
+    found = {"label": np.zeros(len(party.unlabelled), np.int64), "sure": np.ones(len(party.unlabelled), bool)}
+    plan = method.plan(party, found if len(party.unlabelled) else {})
+    return [
+        step for segment in plan.segments
+        for step in zip(*([n * len(s.views) for n in s.sizes(len(segment))] for s in segment.streams.values() if s))
+    ]  # fmt: skip
+
+
 @cache
 def _listed() -> dict[str, sources.Listed]:
     return {d.name: d for d in sources.names()}
