@@ -131,6 +131,7 @@ def test_a_hundred_resumes(kind: str, runs: tuple[Path, Path], tmp_path: Path, c
         run = Path(shutil.copytree(runs[0], tmp_path / str(number)))
         same_end += resumed(run, kind, runs[1], rng, capsys)
         shutil.rmtree(run)
+    print(f"{kind}: of 100 resumes {same_end} ended with the bytes of an undisturbed run, {100 - same_end} with a sentence")
     assert same_end == {"federation": 0, "origin": 0}.get(kind, 100) or (kind in ("metrics", "record") and same_end > 0)
 
 

@@ -67,6 +67,14 @@ def test_a_model_that_asks_for_its_mode_is_tested_in_eval_mode(tmp_path: Path) -
     assert result.metrics[0]["test_loss"] == pytest.approx(float(loss), abs=1e-5)
 
 
+def test_a_model_whose_draws_nobody_can_repeat_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("Dropping", "Buffered", "Keyed"):
+        keys = TINY | {"method": "fedavg", "labels": "clients", "rounds": 1, "model": f"{HERE / 'linear.py'}:{name}"}
+        fallow.run(out=tmp_path, quiet=True, **keys)
+        told = f"warning: the model {keys['model']} draws random numbers that are torch's own, so this run cannot be repeated or resumed exactly"
+        assert capsys.readouterr().err == (f"{told}; nn.Dropout can, F.dropout and torch.rand cannot\n" if name == "Dropping" else "")
+
+
 def test_each_pass_sets_the_mode() -> None:
     from linear import Dropping
 

@@ -265,6 +265,24 @@ def test_the_best_rounds_weights_are_vouched_for(tmp_path: Path, capsys: pytest.
         fallow.resume(path)
 
 
+def test_a_round_that_fails_after_its_test_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = Run(RunFolder(tmp_path), *prepare(None, KEYS)).federated
+    f.round(0)
+    best = f.validation.best
+    assert best is not None
+    best.accuracy = -1.0  # the next is better
+
+    def unsound(self: Any) -> None:
+        raise UserError("some number is none", "lower lr")
+
+    with monkeypatch.context() as patch, pytest.raises(UserError):
+        patch.setattr(type(f), "_refuse_unsound", unsound)
+        f.round(1)
+    assert f.validation.best is best
+    f.round(1)
+    assert f.validation.best.round == 2  # type: ignore[union-attr]
+
+
 def test_slots_do_not_matter(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eager, "cores", lambda: 2)
     monkeypatch.setattr(eager, "_pool", None)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fallow import config as configuration
-from fallow import disk
+from fallow import disk, models
 from fallow.config import Config
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.given import source_of
@@ -26,6 +26,7 @@ from fallow.engine.eager import Eager
 from fallow.engine.evaluating import best_round, in_full
 from fallow.engine.keep import Keep
 from fallow.engine.ranks import RankLost, Ranks
+from fallow.engine.repeats import draws_its_own
 from fallow.engine.round import Federated
 from fallow.engine.slots import Slots
 from fallow.engine.world import World
@@ -35,7 +36,7 @@ from fallow.methods.base import Method
 from fallow.runs import automatic, longer
 from fallow.runs import origin as origins
 from fallow.runs.data import Reading, completed, load_source, named, opened_source
-from fallow.runs.folder import RunFolder
+from fallow.runs.folder import RunFolder, warn
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
 from fallow.runs.onlookers import watching
@@ -109,6 +110,9 @@ class Run:
         self.federated = Federated(self.world, executor_for(self.world), keep)
         self.done = 0
         self.health = Health(folder.path, facts(self.world), [])
+        if models.is_own(options.model) and draws_its_own(self.world):
+            cause = f"the model {options.model} draws random numbers that are torch's own, so this run cannot be repeated or resumed exactly"
+            warn(f"{cause}; nn.Dropout can, F.dropout and torch.rand cannot")
 
     def restore(self) -> None:
         found = self.folder.restore(self.layouts, self.world.device)

@@ -1,0 +1,25 @@
+"""Whether a model of one's own can be repeated: the same images, weights and keys must give the same logits."""
+
+from __future__ import annotations
+
+import torch
+
+from fallow.engine.world import World
+
+IMAGES = 4
+
+
+@torch.no_grad()
+def draws_its_own(world: World) -> bool:
+    """Whether the run's model, trained, answers the same images differently each time, as one that calls `F.dropout` does."""
+    net, start = world.net(), world.initial()
+    shape = (IMAGES, world.source.channels, world.source.size, world.source.size)
+    images = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(world.device)
+
+    def logits() -> torch.Tensor:
+        net.load(start)
+        net.begin_step()
+        return net(images, stats="batch")
+
+    one, two = logits(), logits()
+    return not (torch.equal(one, two) if world.device.type == "cpu" else torch.allclose(one, two, rtol=1e-2, atol=1e-2))
