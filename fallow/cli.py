@@ -316,9 +316,9 @@ def check(
     force: Force = False,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Look at every image of a data set: what is there, and what is wrong.
+    """Look at every image of a data set.
 
-    Ends with exit code 1 if a problem is found.
+    What is there, and what is wrong. Ends with exit code 1 if a problem is found.
     """
     from fallow import disk
     from fallow.data import check_picture, checking
