@@ -11,10 +11,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fallow import flags, said, targets
+from fallow.commands import Commands
 from fallow.errors import UserError
 from fallow.said import Speaker
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 silent = os.environ.get("RANK", "0") != "0"  # under torchrun rank 0 speaks for all
 console = Speaker(quiet=silent)
 if not console.is_terminal:
