@@ -554,6 +554,23 @@ def predict(
     console.say(f"labelled {done.images - len(done.unreadable)} images: {done.path}")
 
 
+@app.command("check-method")
+def check_method(
+    method: Annotated[str, typer.Argument(metavar="FILE.py:Class")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", show_default=False)] = None,
+) -> None:
+    """Try out a method of one's own on tiny data: each hook and scenario, capture, determinism, resume."""
+    from fallow.runs.trial import tried
+
+    with console.status("trying it out on a few digits"):
+        trial = tried(method, _words([f"method={method}", *(words or [])])[1])
+    console.rows(trial.rows())
+    for sentence in trial.sentences:
+        console.say(f"FAILS {sentence}")
+    if not trial.passed:
+        raise typer.Exit(1)
+
+
 @app.command()
 def figure(
     name: Annotated[str, typer.Argument(help="See `fallow list figures`.")],

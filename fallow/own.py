@@ -186,6 +186,14 @@ def load(name: str, what: str) -> tuple[Any, Code]:
     return getattr(_run[key], code.attribute, None), code
 
 
+def forget(name: str, what: str) -> None:
+    """Has the code of that name run anew when it is loaded next."""
+    code = find(name, what)
+    module = _run.pop((str(code.file or code.shown), code.sha256), None)
+    if module is not None and code.file is not None:
+        sys.modules.pop(module.__name__, None)
+
+
 def public(name: str, what: str) -> list[str]:
     """What a module offers to be called, for suggestions."""
     code = find(name, what)

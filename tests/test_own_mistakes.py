@@ -38,6 +38,8 @@ def told(folder: Path, text: str) -> str:
     ("    captuerd: bool = False\n", "line 6 of mine.py defines 'captuerd', which nothing uses; did you mean Method's 'captured'?"),
     ("    def step(self, batch): ...\n", "line 6 of mine.py: step(self, batch) cannot be called with s and b; write def step(self, s, b)."),
     ("    def holds(self, party): ...\n", "line 6 of mine.py: holds(self, party) cannot be called with nothing; write def holds(self)."),
+    ("    def step(self, s, b): ...\n", "line 6 of mine.py defines a step that no plan has: the default plan makes steps of `supervised`; "
+     "write a `plan` that returns Plan(x=...), or name the step supervised."),
     ("    plan = 3\n", "line 6 of mine.py makes the hook 'plan' no function; write def plan(self, party, found)."),
 ])  # fmt: skip
 def test_a_hook_that_nobody_would_call(tmp_path: Path, body: str, sentence: str) -> None:

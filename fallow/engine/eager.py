@@ -88,13 +88,16 @@ class Eager:
                 except StopIteration as end:
                     return end.value
                 if isinstance(step, Step):
-                    run_step(slot, step)
+                    self.make(slot, step)
                 else:
                     step.synchronize()
                 if self._stop:
                     raise InterruptedError
         finally:
             self._free.put(slot)
+
+    def make(self, slot: Slot, step: Step) -> None:
+        run_step(slot, step)
 
     def shrink(self) -> None:
         raise too_little()

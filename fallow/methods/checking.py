@@ -23,6 +23,7 @@ def check(kind: type[Method], code: Code) -> None:
         if owner is not Method and issubclass(owner, Method) and not owner.__module__.startswith("fallow."):
             _check_names(owner, code)
             _check_arguments(owner, code)
+            _check_step(kind, owner, code)
 
 
 def _check_names(owner: type[Method], code: Code) -> None:
@@ -36,6 +37,13 @@ def _check_names(owner: type[Method], code: Code) -> None:
         if meant:
             what = "the hook" if meant in HOOKS else f"{owner.__bases__[0].__name__}'s"
             raise UserError(f"{place(owner, name, code)} defines {name!r}, which nothing uses", f"did you mean {what} {meant!r}?")
+
+
+def _check_step(kind: type[Method], owner: type[Method], code: Code) -> None:
+    """The default plan has another step."""
+    if "step" in vars(owner) and kind.plan is Method.plan and code.files and "step" not in _named(code):
+        remedy = "write a `plan` that returns Plan(x=...), or name the step supervised"
+        raise UserError(f"{place(owner, 'step', code)} defines a step that no plan has: the default plan makes steps of `supervised`", remedy)
 
 
 def _check_arguments(owner: type[Method], code: Code) -> None:
