@@ -44,14 +44,14 @@ ALONE = "fedavg"
 METHODS = [name for name in REGISTERED if name != ALONE]
 AT_SERVER = ["semifl", "fedrgd", "fixmatch"]  # with labels=server, beside a server that trains alone
 SETS: dict[str, dict[str, Any]] = {  # the last keys are of the set, not of a run
-    "digits": {"few": 0.04, "some": 0.15},
-    "fashion-mnist": {"few": 0.02, "some": 0.1, "image": {"size": 14, "fit": "resize"}, "trained": 3000, "tested": 1000},
-    "cifar10": {"few": 0.04, "some": 0.2, "image": {"size": 16, "fit": "resize"}, "trained": 3000, "tested": 1000},
-    "photographs": {"few": 0.04, "some": 0.2, "image": {"size": 16, "fit": "resize"}},
+    "digits": {"few": 0.08, "some": 0.2, "trained": 900},
+    "fashion-mnist": {"few": 0.08, "some": 0.2, "image": {"size": 14, "fit": "resize"}, "trained": 900, "tested": 500},
+    "photographs": {"few": 0.1, "some": 0.3, "image": {"size": 16, "fit": "resize"}},
+    "cifar10": {"few": 0.1, "some": 0.3, "image": {"size": 16, "fit": "resize"}, "trained": 900, "tested": 500},
 }
 PARTITIONS = {"IID": "iid", "Dirichlet": "dirichlet-capped:0.5"}
 FEDERATIONS = list(itertools.product(PARTITIONS, ("few", "some")))
-CLIENTS = 5
+CLIENTS = 3
 Run = dict[str, Any]
 
 
@@ -182,10 +182,10 @@ def markdown(found: list[Run], facts: dict[str, Any]) -> str:
 HEAD = """
 # Every method with automatic settings, beside labels alone
 Gain in points of test accuracy over labels alone, mean over seeds (and by seed) after the last round; `python -m
-bench.defaults`. Nothing is given but method, data and federation: five clients, "few" and "some" labels
-(digits 4 and 15 % of each client's images, Fashion-MNIST 2 and 10, CIFAR-10 and photographs 4 and 20), IID or Dirichlet
-(0.5). Fashion-MNIST and CIFAR-10 are the first 3000 training and 1000 test images at 14x14 and 16x16 pixels; photographs are
-1500 files of five classes, PNG and JPEG of many sizes. The first line of a table has the accuracies of labels alone.
+bench.defaults`. Nothing is given but method, data and federation: three clients with 300 images each,
+"few" and "some" labels (digits and Fashion-MNIST 8 and 20 %, CIFAR-10 and photographs 10 and 30 %), IID or Dirichlet (0.5). Digits,
+Fashion-MNIST (14x14 pixels) and CIFAR-10 (16x16) are the first 900 training and 500 test images (digits: all 297); photographs
+are 900 files of five classes, PNG and JPEG of many sizes, at 16x16. The first line of a table has the accuracies of labels alone.
 """
 
 

@@ -42,7 +42,7 @@ def world_of(model: str, clients: int, batch: int, device: str, fused: bool = Tr
     """Each client has exactly one batch of images."""
     keys = dict(
         method="fedavg", labels="all", clients=clients, batch=batch, epochs=1, model=model, device=device, lr=0.03,
-        augment={"labelled": "plain"}, fused=fused,
+        augment={"labelled": "plain"}, fused=fused, defaults="paper",
     )  # fmt: skip
     method, options, source, federation = runs.prepare(None, keys, random_source(clients * batch, 10))
     return World(options, method(options, 10), source, federation)

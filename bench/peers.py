@@ -62,7 +62,7 @@ def in_fallow(clients: int, active: int, rounds: int, device: str) -> list[float
     keys: dict[str, Any] = dict(
         method="fedavg", labels="all", partition="iid", clients=clients, active=active, epochs=1, batch=BATCH, lr=LR, momentum=0.0,
         nesterov=False, model="bench.peers:CNN", augment={"labelled": "plain"}, eval_every=rounds + 1, checkpoint_every=rounds + 1,
-        rounds=rounds + 1, device=device,
+        rounds=rounds + 1, device=device, defaults="paper",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as out:
         rows = fallow.run(data=random_source(clients * HELD, 250), out=out, **keys).metrics

@@ -52,7 +52,7 @@ def random_source(train: int, test: int, size: int = 32) -> Source:
 
 
 def measure(name: str, rounds: int, tiny: bool, **extra: Any) -> dict[str, Any]:
-    keys = SETTINGS[name] | {"rounds": rounds, "checkpoint_every": 10**6} | extra
+    keys = SETTINGS[name] | {"rounds": rounds, "checkpoint_every": 10**6, "defaults": "paper"} | extra
     if tiny:
         keys |= {"model": "small-cnn", "norm": "bn", "clients": 10, "active": 2}
         if "label_count" in keys:

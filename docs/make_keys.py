@@ -24,7 +24,8 @@ Every setting of a run is a key: `key=value` on the command line, `key: value` i
 `fallow.run(...)`. A dot reaches into a section (`augment.strong=ra-mc`; in Python `augment={"strong": "ra-mc"}`). Values
 are YAML; `key=null` takes a value back to "none". A misspelt key is refused with the nearest one that exists.
 
-What comes later wins: the defaults of this page, the method's own, its defaults for a label scenario, the `reading`, the
+How much is trained and how fast (`rounds`, `steps`, batches, `lr`, `schedule`, `clip`, thresholds, ramps) is [fitted to the data](defaults.md) where
+nobody gives it; the defaults of this page are then those of `defaults=paper`. What comes later wins: the defaults of this page, the method's own, its defaults for a label scenario, the `reading`, the
 recipe, the command line. `config.yaml` of a run has the complete result. `fallow run method=NAME --help` prints the keys
 of a method, one's own (`FILE.py:Class`) too. An empty default means "none", or what the meaning says.
 

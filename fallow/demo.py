@@ -10,13 +10,12 @@ from rich.table import Table
 
 import fallow
 from fallow.runs import Result
-from fallow.runs.settings import recipe
 from fallow.said import Speaker
 
 SEEDS = (0, 1, 2)
 METHODS: dict[str, dict[str, Any]] = {
     "FedAvg, labels only": {"method": "fedavg"},
-    "FixMatch-FedAvg": {"method": "fixmatch", "threshold": 0.6},
+    "FixMatch-FedAvg": {"method": "fixmatch"},
 }
 
 
@@ -25,11 +24,12 @@ def main() -> None:
     console.print("Ten clients hold 1,500 images of digits between them, unlabelled images non-IID, and one label per class each.")
     results: dict[str, list[Result]] = {name: [] for name in METHODS}
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        rounds = recipe("demo")["rounds"]
-        task = bar.add_task("training", total=len(SEEDS) * len(results) * rounds)
+        task = bar.add_task("training", total=None)
 
         def watch(event: str, what: Any) -> None:
-            if event == "round":
+            if event == "start":
+                bar.update(task, total=len(SEEDS) * len(results) * what.options.rounds)
+            elif event == "round":
                 bar.advance(task)
 
         for name, keys in METHODS.items():
@@ -46,7 +46,7 @@ def main() -> None:
     for found in results.values():
         for result in found:
             console.say(f"  {result.path}")
-    console.print("Next: fallow run method=fixmatch rounds=10, fallow list methods, fallow split demo")
+    console.print("Next: fallow run method=feddb, fallow list methods, fallow split demo")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def understood(words: Sequence[str], command: Any) -> list[str]:
 def _is_key(name: str) -> bool:
     from fallow.config import Config
 
-    return name.partition(".")[0] in Config.model_fields or any(name in kind.model_fields for kind in _methods())
+    return name == "defaults" or name.partition(".")[0] in Config.model_fields or any(name in kind.model_fields for kind in _methods())
 
 
 def _is_switch(name: str) -> bool:

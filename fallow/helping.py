@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from fallow.config import Config, Section, described
+from fallow.methods.parts.fitting import fits
 
 Row = tuple[str, str, str, str, str]  # key, default, symbol, what it takes, meaning
 STARTS = {  # the first key of each section, in the order of fallow/config.py
@@ -46,7 +47,8 @@ def run(command: Any, method: type, name: str) -> str:
     lines = ["usage: fallow run [RECIPE] [KEY=VALUE]... [FLAG]...", "", *_paragraphs(command.help, wide)]
     lines += ["Flags", *_flags(command, wide), ""]
     lines += _filled(f"Keys of method {name} ({about})", wide)
-    rows = list(_rows(getattr(method, "Options", Config)))
+    lines += _filled("What is fitted follows from the data, unless it is given; with defaults=paper it is the paper's.", wide)
+    rows = list(_rows(getattr(method, "Options", Config), fits(method)))
     own = [row for row in rows if row[0].partition(".")[0] not in Config.model_fields]
     groups = {"Its own": own} if own else {}
     for title, group in (groups | sections([row for row in rows if row not in own])).items():
@@ -59,12 +61,15 @@ def _paragraphs(text: str, wide: int) -> Iterator[str]:
         yield from (*_filled(" ".join(paragraph.split()), wide), "")
 
 
-def _rows(options: type[Config]) -> Iterator[Row]:
+def _rows(options: type[Config], fitted: Collection[str] = ()) -> Iterator[Row]:
     """Keys with those of sections in their place."""
     for row in described(options):
         default = options.model_fields[row[0]].default
         if isinstance(default, Section):
             yield from ((f"{row[0]}.{part}", *rest) for part, *rest in described(type(default)))  # type: ignore[misc, arg-type]
+        elif row[0] in fitted:
+            name, paper, symbol, takes, meaning = row
+            yield name, "fitted", symbol, takes, f"{meaning} (paper: {paper or 'none'})"
         else:
             yield row
 

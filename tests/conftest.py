@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 SINGLE = torch.float32
 TINY: dict[str, Any] = {
     "data": "few-digits", "clients": 4, "active": 2, "label_count": 40, "batch": 8, "steps": 2, "rounds": 2,
-    "device": "cpu", "slots": 1,
+    "device": "cpu", "slots": 1, "defaults": "paper",
 }  # fmt: skip
 
 

@@ -21,10 +21,11 @@ from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
-from fallow.methods.parts.fitting import Facts, common
+from fallow.methods.parts.fitting import Facts, common, rounds
 from fallow.runs import automatic
 from fallow.runs.settings import Grid, config_hash, recipe, recipes, resolve, stated
 
+FEW = {k: v for k, v in TINY.items() if k != "defaults"}
 GOLDEN = json.loads((HERE / "recipes.json").read_text())
 
 
@@ -46,15 +47,20 @@ def images(count: int, size: int, channels: int, classes: int = 10) -> Source:
 
 # -- the rule ----------------------------------------------------------------------------------------------------------
 def test_steps_are_a_pass_within_bounds() -> None:
-    """48 unlabelled or 16 labelled images a step; never fewer than 20 steps, never more than 60."""
-    assert [facts(unlabelled=n).steps for n in (0, 960, 961, 1000, 2880, 50_000)] == [20, 20, 21, 21, 60, 60]
+    """32 unlabelled or 16 labelled images a step; never fewer than 10 steps, never more than 40."""
+    assert [facts(unlabelled=n).steps for n in (0, 320, 321, 640, 1280, 50_000)] == [10, 10, 11, 20, 40, 40]
     assert facts(unlabelled=0, labelled=401).steps == 26
-    assert (facts().batch, facts().unlabelled_batch) == (16, 48)
+    assert (facts().batch, facts().unlabelled_batch) == (16, 32)
+
+
+def test_rounds_grow_where_few_clients_take_part() -> None:
+    """40 times the root of clients per active one, four times as many at most."""
+    assert [rounds(Config(clients=n, active=a)) for n, a in ((10, None), (20, 5), (90, 10), (100, 1))] == [40, 80, 120, 160]
 
 
 def test_a_batch_is_no_larger_than_its_room() -> None:
-    """16 labelled and two views of each unlabelled image: 112 images; half of them in half the room; at the least 4 and 8."""
-    assert [(facts(room=n).batch, facts(room=n).unlabelled_batch) for n in (112, 111, 56, 2)] == [(16, 48), (15, 47), (8, 24), (4, 8)]
+    """16 labelled and two views of each unlabelled image: 80 images; half of them in half the room; at the least 4 and 8."""
+    assert [(facts(room=n).batch, facts(room=n).unlabelled_batch) for n in (80, 79, 40, 2)] == [(16, 32), (15, 31), (8, 16), (4, 8)]
 
 
 def test_a_threshold_is_as_far_from_a_guess_for_any_number_of_classes() -> None:
@@ -86,10 +92,10 @@ def test_forty_labels_of_a_large_set_make_no_giant_step() -> None:
     given = {"data": images(50_000, 32, 3), "method": "fixmatch", "clients": 4, "label_count": 40}
     _, o, source, _ = runs.prepare(None, given | {"model": "wrn-28-8"})
     at_once = (o.batch + 2 * o.unlabelled_batch) * automatic.kept_for_gradients(o, source)
-    assert at_once <= automatic.MEMORY and o.steps == 60
-    assert 8 <= o.unlabelled_batch < 48, "a wide net does not have room for everything"
+    assert at_once <= automatic.MEMORY and o.steps == 40
+    assert 8 <= o.unlabelled_batch < 32, "a wide net does not have room for everything"
     small = prepared(**given)
-    assert (small.batch, small.steps) == (16, 60)
+    assert (small.batch, small.steps) == (16, 40)
 
 
 # -- what wins ---------------------------------------------------------------------------------------------------------
@@ -183,7 +189,7 @@ def test_a_wrong_word_is_told() -> None:
 # -- what is stored ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", REGISTERED)
 def test_plain_values_are_stored(method: str, tmp_path: Path) -> None:
-    given = {k: v for k, v in TINY.items() if k != "batch"} | {"method": method, "rounds": 1}
+    given = {k: v for k, v in FEW.items() if k != "batch"} | {"method": method, "rounds": 1}
     result = fallow.run(out=tmp_path, **given)
     stored = yaml.safe_load((result.path / "config.yaml").read_text())
     expected = find(method).automatic(automatic.look(find(method), *_all(given)))
@@ -198,8 +204,29 @@ def _all(given: dict[str, Any]) -> Any:
 
 
 def test_the_line(fallow_cli: Any) -> None:
-    words = [f"{k}={v}" for k, v in (TINY | {"method": "fixmatch"}).items()]
+    words = [f"{k}={v}" for k, v in (FEW | {"method": "fixmatch"}).items()]
     told = fallow_cli("run", *words)
-    assert told.out.splitlines()[1] == "2 rounds of 2 steps of 8 + 48 images, lr 0.1 (cosine), threshold 0.595"
-    o, federation = runs.prepare(None, TINY | {"method": "fedavg", "labels": "all", "epochs": 1, "steps": None})[1::2]
-    assert automatic.amounts(o, federation).startswith("2 rounds of 1 passes in steps of 8 images")
+    assert told.out.splitlines()[1] == "2 rounds of 2 steps of 8 + 32 images, lr 0.1 (cosine), threshold 0.595"
+    o, federation = runs.prepare(None, FEW | {"method": "fedavg", "labels": "all", "epochs": 1, "steps": None})[1::2]
+    assert automatic.amounts(o, federation).startswith("2 rounds of 1 pass in steps of 8 images")
+
+
+def test_the_newcomers_run_is_what_the_rule_gives() -> None:
+    """Without a word on data and federation; with one it is that word's."""
+    assert prepared(method="fixmatch") == runs.prepare("default", {})[1] == prepared()
+    assert prepared(method="fixmatch", seed=3, rounds=4) == runs.prepare("default", {"seed": 3, "rounds": 4})[1]
+    assert prepared(method="fixmatch", data="digits").label_ratio == prepared(clients=4).label_ratio == 0.05
+
+
+def test_fedloke_takes_an_equal_count() -> None:
+    given = {"method": "fedloke", "data": "few-digits", "label_count": 40}
+    assert prepared(**given, batch=8, unlabelled_batch=8).unlabelled_batch == 8
+    with pytest.raises(UserError, match="one size"):
+        prepared(**given, batch=8, unlabelled_batch=9)
+
+
+def test_help_says_what_is_fitted(fallow_cli: Any) -> None:
+    lines = fallow_cli("run", "method=fedloke", "--help").out.splitlines()
+    fitted = {line.split()[0] for line in lines if line[25:31] == "fitted"}
+    assert fitted == {"rounds", "steps", "batch", "unlabelled_batch", "lr", "schedule", "clip", "entropy", "ramp_rounds"}
+    assert "(paper: 200)" in "\n".join(lines)

@@ -24,7 +24,7 @@ def test_run(fallow_cli: Any) -> None:
     lines = told.out.splitlines()
     assert told.code == 0 and not told.err
     assert lines[0].startswith("fixmatch on few-digits: 4 clients (2 a round), 40 labelled and 200 unlabelled images, small-cnn on cpu; run runs/")
-    assert lines[1].startswith("2 rounds of 2 steps of 8 + 48 images, lr 0.1 (cosine)")
+    assert lines[1].startswith("2 rounds of 2 steps of 8 + match-steps images, lr 0.03 (constant)")
     assert lines[2].startswith("round 1/2  accuracy ") and lines[3].startswith("round 2/2  accuracy ")
     path = Path(lines[-1].removeprefix("run: "))
     assert path == Path("runs/fixmatch-few-digits-seed0")

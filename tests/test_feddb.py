@@ -34,7 +34,7 @@ from fallow.runs.settings import resolve
 CPU = torch.device("cpu")
 SMALL = {
     "labels": "clients", "label_count": 60, "clients": 4, "unlabelled_ratio": 0.15, "rounds": 3, "epochs": 3, "norm": "bn",
-    "slots": 1, "device": "cpu",
+    "slots": 1, "device": "cpu", "defaults": "paper",
 }  # fmt: skip
 
 

@@ -597,7 +597,7 @@ def test_the_ramp_ends_at_its_weight():
 
 # -- in the engine -----------------------------------------------------------------------------------------------------
 SMALL = dict(data="digits", model="small-cnn", norm="bn", clients=6, active=2, label_per_class=2, unlabelled_ratio=0.3,
-             rounds=2, slots=1, eval_every=2)  # fmt: skip
+             rounds=2, slots=1, eval_every=2, defaults="paper")  # fmt: skip
 
 
 @pytest.mark.parametrize("labels", [{}, {"labels": "some", "labelled_clients": 3, "active": 4, "label_per_class": 4}])

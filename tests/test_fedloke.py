@@ -19,7 +19,7 @@ from fallow.methods.state import State
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 
-SMALL = {"method": "fedloke", "clients": 4, "active": 2, "label_count": 80, "batch": 16, "steps": 2, "rounds": 3, "slots": 1, "device": "cpu"}
+SMALL = {"method": "fedloke", "clients": 4, "active": 2, "label_count": 80, "batch": 16, "steps": 2, "rounds": 3, "slots": 1, "device": "cpu", "defaults": "paper"}
 
 
 def federated(path, kind=None, **keys):
@@ -413,7 +413,7 @@ def test_settings():
     _, o, *_ = prepare(None, {"method": "fedloke", "reading": "paper"})
     assert (o.personal_start, o.unlabelled_schedule, o.clip_value, o.weights) == ("random", "epoch", None, "samples")
     assert (o.augment.draws, o.augment.strong, o.augment.cutout) == ("sample", "ra-torchvision", "none")
-    _, o, *_ = prepare(None, {"method": "fedloke", "augment": {"draws": "batch"}})
+    _, o, *_ = prepare(None, {"method": "fedloke", "defaults": "paper", "augment": {"draws": "batch"}})
     assert (o.augment.draws, o.augment.strong, o.clip_value, o.momentum, o.lr) == ("batch", "ra-torchvision", 0.1, 0.0, 0.01)
     with pytest.raises(UserError, match="labels=server"):
         prepare(None, {"method": "fedloke", "labels": "server"})
@@ -512,7 +512,7 @@ def test_accuracy_does_not_depend_on_the_chunks(tmp_path):
 
 def test_defaults_of_the_chapter():
     """12.8."""
-    _, o, *_ = prepare(None, {"method": "fedloke"})
+    _, o, *_ = prepare(None, {"method": "fedloke", "defaults": "paper"})
     assert (o.ema, o.entropy, o.ramp_rounds, o.batch, o.unlabelled_batch, o.epochs) == (0.7, 0.1, 200, 32, "equal", 1)
     assert (o.personal_start, o.unlabelled_schedule, o.views, o.global_pseudo_label, o.labelling) == ("initial", "resample", "fedloke", True, "update")
     assert (o.optimizer, o.lr, o.momentum, o.nesterov, o.weight_decay, o.clip, o.clip_value) == ("sgd", 0.01, 0.0, False, 0.0, None, 0.1)

@@ -26,7 +26,7 @@ from fallow.methods.state import Layout, State
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 
-SMALL = {"clients": 4, "label_count": 40, "batch": 16, "steps": 2, "rounds": 2, "slots": 1, "device": "cpu"}
+SMALL = {"clients": 4, "label_count": 40, "batch": 16, "steps": 2, "rounds": 2, "slots": 1, "device": "cpu", "defaults": "paper"}
 
 
 def federated(path, kind=None, **keys):
@@ -426,7 +426,7 @@ def test_settings():
 
 def test_defaults_of_the_chapter():
     """11.2 (outside presets), 11.3, 11.10."""
-    _, o, *_ = prepare(None, {"method": "fedrgd", "labels": "server"})
+    _, o, *_ = prepare(None, {"method": "fedrgd", "labels": "server", "defaults": "paper"})
     assert (o.objective, o.average, o.groups, o.group_assignment, o.group_split, o.group_models) == ("crl", "grouped", "auto", "slot", "balanced", True)
     assert (o.threshold, o.weight, o.reduction, o.pseudo_label_mode, o.empty_step) == (0.95, 1.0, "all", "joint", "take")
     assert (o.steps, o.epochs, o.batch, o.unlabelled_batch, o.epoch_samples, o.first_round_extra_step) == (16, None, 64, "equal", 65536, False)

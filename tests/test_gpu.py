@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 SMALL = dict(
     clients=6, active=4, rounds=3, batch=8, label_count=60, model="small-cnn", norm="bn", threshold=0.0, lr=0.01,
-    checkpoint_every=99, epochs=3,
+    checkpoint_every=99, epochs=3, defaults="paper",
 )  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from fallow.runs import Result, load_source
 
 KEYS = {
     "method": "fedavg", "labels": "clients", "label_ratio": 0.5, "clients": 2, "rounds": 2, "batch": 8, "steps": 4, "lr": 0.1,
-    "device": "cpu", "slots": 1,
+    "device": "cpu", "slots": 1, "defaults": "paper",
 }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from fallow.runs.folder import RunFolder
 pytestmark = pytest.mark.usefixtures("ctrl_c_is_heard")
 KEYS = {
     "method": "fixmatch", "clients": 4, "active": 2, "label_count": 40, "batch": 8, "steps": 1, "norm": "bn",
-    "unlabelled_batch": 8, "threshold": 0.12, "optimizer_state": "keep", "eval_every": 3, "validation": 0.3, "device": "cpu", "slots": 1, "rounds": 60,
+    "unlabelled_batch": 8, "threshold": 0.12, "optimizer_state": "keep", "eval_every": 3, "validation": 0.3, "device": "cpu", "slots": 1, "defaults": "paper", "rounds": 60,
 }  # fmt: skip
 
 

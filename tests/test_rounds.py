@@ -516,7 +516,7 @@ def test_split_and_clients_can_have_seeds_of_their_own(tmp_path: Path) -> None:
 
     def drawn(**keys: Any) -> tuple[str, list[list[int]], float]:
         small = {"data": "digits", "partition": "dirichlet-equal:0.5", "labels": "clients", "label_count": 100, "active": 3, "clients": 9}
-        method, options, source, federation = prepare(None, small | {"device": "cpu", "rounds": 4} | keys, None)
+        method, options, source, federation = prepare(None, small | {"device": "cpu", "rounds": 4, "defaults": "paper"} | keys, None)
         path = tmp_path / str(len(list(tmp_path.iterdir())))
         path.mkdir()
         f = Run(RunFolder(path), method, options, source, federation).federated

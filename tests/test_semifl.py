@@ -39,7 +39,7 @@ from fallow.runs import prepare
 from fallow.runs.settings import resolve
 
 CPU = torch.device("cpu")
-SMALL = {"label_count": 50, "clients": 4, "unlabelled_ratio": 0.15, "rounds": 3, "norm": "bn", "slots": 1, "device": "cpu"}
+SMALL = {"label_count": 50, "clients": 4, "unlabelled_ratio": 0.15, "rounds": 3, "norm": "bn", "slots": 1, "device": "cpu", "defaults": "paper"}
 
 
 def federated(tmp: Path, **keys: Any) -> Federated:

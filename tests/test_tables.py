@@ -28,6 +28,7 @@ from fallow.runs import settings
 
 SMALL = [
     "data=digits",
+    "defaults=paper",
     "clients=5",
     "active=2",
     "epochs=1",

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fallow.config import key
 from fallow.methods.base import Net, Plan, Value
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import work
+from fallow.methods.parts.fitting import common
 from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy
 from fallow.methods.parts.meta_pseudo import MetaPseudo
@@ -69,7 +69,7 @@ class FedDure(MetaPseudo):
     def automatic(cls, facts: Any) -> dict[str, Any]:
         """The released loop has its own schedule."""
         schedule = {} if facts.o.loop == "regulators" else {"schedule": "constant"}
-        return super().automatic(facts) | work(facts) | {"threshold": facts.threshold} | schedule
+        return super().automatic(facts) | common(facts) | {"threshold": facts.threshold} | schedule
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:

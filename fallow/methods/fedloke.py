@@ -9,7 +9,7 @@ import torch
 
 from fallow.config import key
 from fallow.methods.base import Method, Net, Plan, Value
-from fallow.methods.parts.fitting import Facts, work
+from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.losses import Divergence, certainty, cross_entropy, entropy, kl, masked_mean
 
 Labelling = Literal["update", "batch", "running"]
@@ -72,11 +72,11 @@ class FedLoKe(Method):
     def automatic(cls, facts: Facts) -> dict[str, Any]:
         """The clipping at 0.1 an entry makes steps small, hence the rate; 0.1 nats let nothing pass in a short run."""
         own = {"unlabelled_batch": "equal", "lr": 0.6, "ramp_rounds": facts.ramp, "entropy": round(0.2 * math.log(facts.classes), 3)}
-        return super().automatic(facts) | work(facts) | own
+        return super().automatic(facts) | common(facts) | own
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:
-        if options.unlabelled_batch != "equal" or options.batch == "full":
+        if options.unlabelled_batch not in ("equal", options.batch) or options.batch == "full":
             return "fedloke pairs labelled and unlabelled batches of one size; set it with batch, a count"
         return None
 

@@ -13,7 +13,7 @@ from fallow.methods.base import Plan
 from fallow.methods.fixmatch import FixMatch
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import Facts, work
+from fallow.methods.parts.fitting import Facts, common
 from fallow.models import default_norm
 
 
@@ -60,7 +60,7 @@ class FedRGD(FixMatch):
 
     @classmethod
     def automatic(cls, facts: Facts) -> dict[str, Any]:
-        return super().automatic(facts) | work(facts)
+        return super().automatic(facts) | common(facts)
 
     @classmethod
     def refuse(cls, options: Any) -> str | None:

@@ -48,6 +48,7 @@ from fallow.runs.tracking import check as check_trackers
 from fallow.runs.warned import Health, facts
 
 RecipeName = str | Mapping[str, Any] | None  # or a recipe's keys themselves
+FEDERATION = {"data", *Spec.__dataclass_fields__} - {"seed"}
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
@@ -223,10 +224,10 @@ def _save(federation: Federation, path: Path, source: Source) -> None:
 
 
 def base_of(recipe_name: RecipeName, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe; without one and without `method` and `data` those of the newcomer's run, whatever else is set."""
+    """The keys of a recipe; without one, and without a word on data and federation, those of the newcomer's run."""
     if isinstance(recipe_name, Mapping):
         return dict(recipe_name)
-    plain = recipe_name is None and not {"method", "data"} & set(given)
+    plain = recipe_name is None and not FEDERATION & set(given)
     return recipe(recipe_name or "default") if recipe_name or plain else {}
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from fallow.config import Config
 
-ROUNDS = 30
-STEPS = (20, 60)  # of a client in a round: fewest, most
+ROUNDS = 40  # where all clients take part
+LONGER = 4  # times as many at most, where few do
+STEPS = (10, 40)  # of a client in a round: fewest, most
 LABELLED = 16  # images with a label in a step
-UNLABELLED = 48  # images without
+UNLABELLED = 32  # images without
 LEAST = 4, 8  # of both, where memory is short
 RATES = {"sgd": 0.1, "adam": 2e-3}
 SURE = 0.55  # of the way from a guess to certainty
@@ -67,14 +68,19 @@ class Facts:
         return max(1, round(RAMP * self.rounds))
 
 
-def work(f: Facts) -> dict[str, Any]:
+def fits(method: Any) -> frozenset[str]:
+    """The keys that a method has fitted where they are not given."""
+    return frozenset(method.automatic(Facts(method.Options(), 10, 32, 3, 10, 100, ROUNDS, 100)))
+
+
+def rounds(o: Config) -> int:
+    """More where only some clients take part in each."""
+    return round(ROUNDS * min(LONGER, math.sqrt(o.clients / o.active_count)))
+
+
+def common(f: Facts) -> dict[str, Any]:
     """How much a party trains, and how fast."""
     return {
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
         "lr": RATES[f.o.optimizer], "schedule": "cosine", "clip": 1.0,
     }  # fmt: skip
-
-
-def common(f: Facts) -> dict[str, Any]:
-    """The rule for keys that every method has."""
-    return work(f) | {"augment": {"cutout": max(1, f.size // 4)}}
