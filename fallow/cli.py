@@ -188,7 +188,7 @@ def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
     from fallow.runs import sweep
     from fallow.runs.interrupts import stopping
 
-    for sentence in [planned.about(), *planned.notes]:
+    for sentence in () if quiet else (planned.about(), *planned.notes):
         console.say(sentence)
     with stopping(), Board(console, quiet) as board:
         failures = sweep.run(planned, board, board.watch, jobs)
