@@ -188,7 +188,7 @@ def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
     from fallow.runs import sweep
     from fallow.runs.interrupts import stopping
 
-    for sentence in [planned.about(), *planned.notes]:
+    for sentence in () if quiet else (planned.about(), *planned.notes):
         console.say(sentence)
     with stopping(), Board(console, quiet) as board:
         failures = sweep.run(planned, board, board.watch, jobs)
@@ -377,6 +377,7 @@ def compare(
     Runs side by side, and methods by settings: mean and standard deviation over seeds.
     """
     from fallow.listing import LONGEST, run_rows
+    from fallow.report import against as standing
     from fallow.report import written
     from fallow.report.comparison import compared
 
@@ -387,6 +388,8 @@ def compare(
     if 1 < len(listed) <= LONGEST + 1 and (out or not form):
         console.rows(listed)
         if len(listed) == 2 and not out:
+            for sentence in standing.against(paths):
+                console.warn(sentence)
             return
         console.print()
     found = compared(paths, statistic, _list(rows), _list(columns), against)
@@ -394,6 +397,8 @@ def compare(
         console.print(written.FORMATS[form](found), soft_wrap=True, end="")
         return
     _print_comparison(found)
+    for sentence in standing.against(paths):
+        console.warn(sentence)
     if form and out:
         written.write(written.FORMATS[form](found), Path(out), force)
         console.say(f"written: {out}")
