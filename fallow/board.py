@@ -68,6 +68,8 @@ class Board:
             self.ended += 1
         if self._all is not None:
             self._bar.update(self._all, completed=self.ended)
+            if self.ended == self._count:
+                self._bar.update(self._all, words="")
         if not self.quiet and (text := self._text(event)):
             self.console.say(text)
 
@@ -99,7 +101,7 @@ class Board:
                 self._guessed = now
                 jobs = self._jobs()
                 left = time_left(jobs, measured(jobs), self.runner.at_once)
-                self._bar.update(self._all, words="" if left is None else f"about {clock(left)}")
+                self._bar.update(self._all, words=f"about {clock(left)}" if left else "")
         elif now - self._told > TOLD:
             self._told = now
             self.console.say(f"{len(self.runner.running)} running, {len(self.runner.waiting)} waiting: {self._left()}")

@@ -150,7 +150,7 @@ def test_images_that_are_not_square(photos: Path, fallow_cli: Any) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (12, 8), "white" if name == "a" else "black").save(folder / f"{number}.png")
     words = [f"{k}={v}" for k, v in KEYS.items()]
-    told = fallow_cli("run", "data=folder:wide", *words)
+    told = fallow_cli("run", "data=folder:wide", *words, "defaults=paper")
     assert told.sentence == "the images of folder:wide are 8x12, not square; set image.size, with image.fit=crop, resize or pad."
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
     assert fallow_cli("run", "data=folder:wide", *words, "image.size=8", "image.fit=resize", "--name", "x").code == 0

@@ -35,7 +35,7 @@ from fallow.methods import find
 from fallow.methods.base import Method
 from fallow.runs import automatic, longer
 from fallow.runs import origin as origins
-from fallow.runs.data import Reading, completed, load_source, named, opened_source
+from fallow.runs.data import Reading, completed, load_source, named, opened_source, sized
 from fallow.runs.folder import RunFolder, warn
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
@@ -245,9 +245,10 @@ def prepare(
     fit = are_fitted(base, given)
     method, options = resolve(base, given, trust)
     options = options if source else named(options)
+    options, told = sized(options, download) if fit and source is None else (options, [])
     opened = opened_source(options, source, download)
     complete, federation = _settled(method, options, fit, opened)
-    reading = Reading(watch, complete, opened)
+    reading = Reading(watch, complete, opened, told)
     if opened.later is None:
         return method, complete, opened, federation
     World(complete, method(complete, len(opened.classes)), opened, federation).initial()  # complains now, not after the decoding

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fallow import config as configuration
@@ -16,10 +16,26 @@ from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.methods.base import Method
 
+LARGEST, USUAL = 96, 64  # pixels a side: of images that are left as they are; what larger ones are brought to
+
 
 def named(options: Config) -> Config:
     """The settings with `data` in full: `folder:photos` where only `photos` was given."""
     return options.model_copy(update={"data": sources.in_full(options.data)})
+
+
+def sized(options: Config, download: bool = False) -> tuple[Config, list[str]]:
+    """Settings under which one's own photographs are squares of a size that trains, where nobody said what size; and a word of it."""
+    if not options.data.startswith(("folder:", "csv:")) or "size" in options.image.model_fields_set:
+        return options, []
+    found = sources.opened(options.data, options.data_dir, download, channels=options.image.channels, layout=options.layout, skip_bad=options.skip_bad)
+    height, width = found.train.images.shape[2:]
+    if height == width <= LARGEST:
+        return options, []
+    size, fit = min(USUAL, height, width), options.image.fit if "fit" in options.image.model_fields_set else "crop"
+    image = options.image.model_copy(update={"size": size, "fit": fit})
+    told = f"most images are {width} wide and {height} high; all are brought to {size}x{size} (image.size={size} image.fit={fit})"
+    return options.model_copy(update={"image": image}), [told]
 
 
 def opened_source(options: Config, source: Source | None = None, download: bool = False) -> Source:
@@ -49,9 +65,9 @@ def read(options: Config, source: Source, tell: Tell = silent) -> Source:
 class Reading:
     """Tells a watcher what the data is, and how far its images are decoded."""
 
-    def __init__(self, watch: Callable[[str, Any], None] | None, options: Config, opened: Source):
+    def __init__(self, watch: Callable[[str, Any], None] | None, options: Config, opened: Source, more: Sequence[str] = ()):
         self.watch, self.opened = watch or (lambda *_: None), opened
-        self.said = sentences(options, opened)
+        self.said = [*sentences(options, opened), *more]
         self._tell(self.said)
 
     def whole(self, options: Config) -> Source:
