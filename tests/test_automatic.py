@@ -208,7 +208,7 @@ def test_the_line(fallow_cli: Any) -> None:
     told = fallow_cli("run", *words)
     assert told.out.splitlines()[1] == "2 rounds of 2 steps of 8 + 32 images, lr 0.1 (cosine), threshold 0.595"
     o, federation = runs.prepare(None, FEW | {"method": "fedavg", "labels": "all", "epochs": 1, "steps": None})[1::2]
-    assert automatic.amounts(o, federation).startswith("2 rounds of 1 passes in steps of 8 images")
+    assert automatic.amounts(o, federation).startswith("2 rounds of 1 pass in steps of 8 images")
 
 
 def test_the_newcomers_run_is_what_the_rule_gives() -> None:

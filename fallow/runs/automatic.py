@@ -102,7 +102,7 @@ def without(values: Mapping[str, Any], said: Mapping[str, Any]) -> Keys:
 
 def amounts(o: Config, federation: Federation) -> str:
     """What a run is about to do, in a line: `30 rounds of 20 steps of 16 + 48 images, lr 0.1 (cosine), threshold 0.595`."""
-    parts = [f"{o.rounds} rounds of {_amount(o, federation)}", f"lr {o.lr:g} ({o.schedule.split(',')[0]})"]
+    parts = [f"{_counted(o.rounds, 'round')} of {_amount(o, federation)}", f"lr {o.lr:g} ({o.schedule.split(',')[0]})"]
     parts += [f"{name} {getattr(o, name):g}" for name in ("threshold", "entropy") if hasattr(o, name)]
     return ", ".join(parts)
 
@@ -110,4 +110,8 @@ def amounts(o: Config, federation: Federation) -> str:
 def _amount(o: Config, federation: Federation) -> str:
     unlabelled = any(len(c.unlabelled) for c in federation.clients)
     batch = f"{o.batch} + {o.unlabelled_batch} images" if unlabelled else f"{o.batch} images"
-    return f"{o.steps} steps of {batch}" if o.steps is not None else f"{o.epochs:g} passes in steps of {batch}"
+    return f"{_counted(o.steps, 'step')} of {batch}" if o.steps is not None else f"{_counted(o.epochs, 'pass', 'passes')} in steps of {batch}"
+
+
+def _counted(count: Any, one: str, more: str = "") -> str:
+    return f"{count:g} {one}" if count == 1 else f"{count} {more or one + 's'}"
