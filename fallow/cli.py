@@ -11,10 +11,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from fallow import flags, said, targets
+from fallow.commands import Commands
 from fallow.errors import UserError
 from fallow.said import Speaker
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 silent = os.environ.get("RANK", "0") != "0"  # under torchrun rank 0 speaks for all
 console = Speaker(quiet=silent)
 if not console.is_terminal:
@@ -316,9 +317,9 @@ def check(
     force: Force = False,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Look at every image of a data set: what is there, and what is wrong.
+    """Look at every image of a data set.
 
-    Ends with exit code 1 if a problem is found.
+    What is there, and what is wrong. Ends with exit code 1 if a problem is found.
     """
     from fallow import disk
     from fallow.data import check_picture, checking
@@ -377,6 +378,7 @@ def compare(
     Runs side by side, and methods by settings: mean and standard deviation over seeds.
     """
     from fallow.listing import LONGEST, run_rows
+    from fallow.report import against as standing
     from fallow.report import written
     from fallow.report.comparison import compared
 
@@ -387,6 +389,8 @@ def compare(
     if 1 < len(listed) <= LONGEST + 1 and (out or not form):
         console.rows(listed)
         if len(listed) == 2 and not out:
+            for sentence in standing.against(paths):
+                console.warn(sentence)
             return
         console.print()
     found = compared(paths, statistic, _list(rows), _list(columns), against)
@@ -394,6 +398,8 @@ def compare(
         console.print(written.FORMATS[form](found), soft_wrap=True, end="")
         return
     _print_comparison(found)
+    for sentence in standing.against(paths):
+        console.warn(sentence)
     if form and out:
         written.write(written.FORMATS[form](found), Path(out), force)
         console.say(f"written: {out}")

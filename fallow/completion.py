@@ -95,5 +95,5 @@ LISTED: dict[str, Callable[[], list[str]]] = {
     "augment.labelled": _views, "augment.weak": _views, "augment.strong": _views,
     "unlabelled_batch": lambda: ["match-steps", "equal", "ratio:", "full"], "schedule": lambda: ["constant", "cosine", "cosine-7-16"],
     "measure": lambda: ["classes", "prior", "diversity", "labels"], "track": lambda: ["tensorboard", "wandb", "mlflow"],
-    "device": lambda: ["auto", "cpu", "cuda", "mps"],
+    "device": lambda: ["auto", "cpu", "cuda"],
 }  # fmt: skip

@@ -61,7 +61,7 @@ def test_help_fits_the_terminal(columns: int, words: tuple[str, ...], fallow_cli
     told = fallow_cli(*words, "--help")
     assert told.code == 0 and max(map(len, told.out.splitlines())) <= columns
     if not words:
-        assert "..." not in re.sub(r"\]\.\.\.", "", told.out), "a command's help needs a short first sentence"
+        assert "..." not in re.sub(r"\]\.\.\.", "", told.out), "a command's first sentence is cut"
 
 
 @pytest.mark.parametrize("name", sorted(COMMAND.commands))

@@ -72,7 +72,7 @@ def test_a_result_shows_itself(tmp_path: Path) -> None:
     assert repr(result) == f"Result('{tmp_path / 'run'}': fedavg on few-digits, {score} after round 3)"
     page = result._repr_html_()
     assert f"<b>fedavg</b> on <b>few-digits</b>: <b>{score}</b> after round 3 (best" in page
-    assert "<code>image.size=12</code>" in page and "<code>clients=4</code>" in page and "lr=" not in page  # what is not the default
+    assert "<code>image.size=12</code>" in page and "<code>clients=4</code>" in page and "momentum=" not in page  # what is not the default
     assert str(result.path) in page
     shown = re.search(r'<polyline points="([^"]+)"', page)
     assert shown and len(shown[1].split()) == 3
