@@ -74,7 +74,7 @@ def test_classes_with_and_without_folders_in_them(folders: tuple[str, ...], tmp_
 
 
 @pytest.mark.parametrize("names", [
-    many("cat/2021", "cat/2022", "dog/2021", "dog/2022-03"), many("a/cat", "a/dog", "b/cat"), many("only/cat", "only/dog"),
+    many("cat/2021", "cat/2022-03", "dog/2021", "dog/2022-03"), many("a/cat", "a/dog", "b/cat"), many("only/cat", "only/dog"),
     many("a/x", "a/y", "b/x", "b/y") + ["a/loose.png"], many("a/unlabelled", "b/cat") + ["b/loose.png"], many("a/x", "a/y", "b/x", "b/y", "c/z"),
 ])  # fmt: skip
 def test_what_is_unclear_is_asked_for_in_a_sentence(names: list[str], tmp_path: Path) -> None:
