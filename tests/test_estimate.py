@@ -102,7 +102,7 @@ def test_the_list(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     line = next(line for line in told.splitlines() if line.startswith("demo "))
     method, options = resolve(recipe("demo"), {})
     images = work(method, options, *estimate.IMAGES["digits"], 10)
-    expected = 20 * (images.trained * 0.001 + images.predicted * 0.0003)
+    expected = options.rounds * (images.trained * 0.001 + images.predicted * 0.0003)
     assert line.rstrip().endswith(times.told(expected)) and "Times are estimates for this machine" in told
     plain = fallow_cli("list", "recipes", "--no-time").out
     assert "Times are" not in plain and plain.splitlines()[0].split() == ["recipe", "what"]

@@ -121,5 +121,5 @@ def test_a_damaged_record(data: bytes | None, tmp_path: Path) -> None:
     path.unlink() if data is None else path.write_bytes(data)
     after = keep(tmp_path)
     after.restore(index)
-    with pytest.raises(UserError, match=r"what client 7 keeps cannot be read from .*; restore the file, or start the run again"):
+    with pytest.raises(UserError, match=r"7-1.safetensors.*; restore the file, or start the run again"):
         after.read(7)

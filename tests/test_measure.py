@@ -190,7 +190,7 @@ def test_nothing_gathered_is_changed(tmp_path: Path) -> None:
     """The slot in which gradients are added up ends with the weights and statistics it began with."""
     f = federated(tmp_path, method="fedloke", norm="bn", measure=["diversity"], entropy=2.3, ramp_rounds=1)
     f.round(0)
-    slot = f.measuring.questions._free.get()
+    slot = f.clients._questions._free.get()
     sent = f.server.sent
     assert all(torch.equal(slot.model.flat.groups[g], sent.groups[g]) for g in ("parameters", "statistics"))
     assert slot.total.any()

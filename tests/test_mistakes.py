@@ -30,7 +30,7 @@ WRONG = {
     "method=5": "method=5 is no name; write for example method=fixmatch.",
     "roundz=3": "there is no key 'roundz'; did you mean 'rounds'?",
     "labelled_clients=3": "labelled_clients=3, but labels=clients; use labels=some",
-    "qqq=3": "there is no key 'qqq'; known are active, active_seed, ",
+    "qqq=3": "there is no key 'qqq'; `fallow run method=fixmatch --help` lists those there are",
     "augment.stong=weak": "there is no key 'augment.stong'; did you mean 'augment.strong'?",
     "augment=weak": "augment is a section, not 'weak'; write augment.KEY=VALUE.",
     "augment.strong=nope": "augment.strong=nope is no view; known are plain, ",

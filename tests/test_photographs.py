@@ -23,7 +23,7 @@ from fallow.data.sources import load, opened
 from fallow.errors import UserError
 from fallow.export.inputs import Inputs
 
-KEYS = {k: v for k, v in TINY.items() if k not in ("data", "clients", "active", "label_count")} | {"method": "fedavg", "clients": 2, "label_ratio": 0.5}
+KEYS = {k: v for k, v in TINY.items() if k not in ("data", "clients", "active", "label_count", "defaults")} | {"method": "fedavg", "clients": 2, "label_ratio": 0.5}
 
 
 def noise(height: int, width: int, seed: int = 0) -> np.ndarray:

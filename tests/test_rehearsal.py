@@ -41,9 +41,9 @@ def test_memory_grows_with_what_needs_it() -> None:
         method, options, source, _ = prepare(None, TINY | {"method": "fixmatch", "device": "cpu"} | keys)
         return rehearsal.memory(method, options, source) - rehearsal.BASE
 
-    small = gib()
+    small = gib(unlabelled_batch=10)
     assert 0 < small < gib(unlabelled_batch=50) < gib(unlabelled_batch=50, slots=2)
-    assert gib(model="wrn-28-2") > 5 * small
+    assert gib(unlabelled_batch=10, model="wrn-28-2") > 5 * small
 
 
 def test_nothing_is_written(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ ODD = {
     "[red]=x[/y]": "there is no key '[red]'",
     "a\nb=\x1b[2J": "there is no key 'a\\nb'",
     "seed=\0": "'seed=\\x00' has a NUL character in it",
-    "data={" + "a: {" * 400 + "}" * 401: "there is no data set '{a: ",
+    "data={" + "a: {" * 400 + "}" * 401: "{a: {a: ",
 }
 
 

@@ -21,5 +21,8 @@ def draws_its_own(world: World) -> bool:
         net.begin_step()
         return net(images, stats="batch")
 
-    one, two = logits(), logits()
+    try:
+        one, two = logits(), logits()
+    except RuntimeError:  # it takes no such images; its first step says so
+        return False
     return not (torch.equal(one, two) if world.device.type == "cpu" else torch.allclose(one, two, rtol=1e-2, atol=1e-2))
