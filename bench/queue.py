@@ -12,7 +12,7 @@
       - feddb/table1 'setting=cifar10 iid'                               # what follows `fallow run`; seed 0
       - {run: "feddure/table1 'setting=cifar10 dir,dir'", seeds: [0, 1, 2]}
       - {run: "feddure/table1 'setting=cifar10 dir,dir' statistics=static", reading: static}   # DIR/readings/static/...
-      - {run: "method=fixmatch data=digits", name: digits-fixmatch}      # no table's: needs a name
+      - {run: "method=fixmatch data=digits", name: digits-fixmatch}      # no table's: needs a name, and has the method's paper's defaults
 
 The order is that of the file. There is no state but the run folders: after a kill of the queue or the loss of the
 machine the same command goes on from the last checkpoints. Runs end with the queue, and write a checkpoint if they can.
@@ -106,6 +106,7 @@ def _jobs(out: Path, cell: Any, more: list[str]) -> list[Job]:
 
 
 def _job(out: Path, place: Path, name: str | None, keys: dict[str, Any]) -> Job:
+    keys = keys if name else {"defaults": "paper"} | keys  # what is fitted to data is not known before the run
     options = resolve(recipe(name) if name else {}, keys)[1]
     return Job(str(place), out / place, name, keys, options.model_dump(mode="json"))
 

@@ -49,10 +49,11 @@ def test_a_killed_queue_goes_on_to_the_same_end(tmp_path: Path) -> None:
     killed.kill()
     killed.wait()
     told: list[str] = []
-    assert queue.go(queue.load(path, {}), told.append, limit=300) == ["bad/seed-0"]
+    failed = queue.go(queue.load(path, {}), told.append, limit=300)
+    assert failed == ["bad/seed-0"], "; ".join(told)
     assert any(text.startswith("bad/seed-0: failed:") and "cifar10" in text for text in told)
     assert any("goes on from round" in text or "was finished" in text for text in told)
-    alone = fallow.run(out=tmp_path, name="alone", **queue.parse_pairs([*DIGITS.split(), "rounds=30", "seed=0"]))
+    alone = fallow.run(out=tmp_path, name="alone", **queue.parse_pairs([*DIGITS.split(), "rounds=30", "seed=0", "defaults=paper"]))
     same(run.path, alone.path)
     kept = tmp_path / "results/digits/seed-0"
     assert json.loads((kept / "summary.json").read_text())["status"] == "finished" and not (kept / "model.safetensors").exists()
