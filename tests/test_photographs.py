@@ -146,7 +146,7 @@ def test_settings_are_checked_before_anything_is_decoded(tmp_path: Path, monkeyp
 
 
 def test_photographs_without_a_word_on_their_size(tmp_path: Path, fallow_cli: Any) -> None:
-    words = [f"{k}={v}" for k, v in KEYS.items()]
+    words = [f"{k}={v}" for k, v in (KEYS | {"defaults": "fitted"}).items()]
     for name, (height, width), more, told in (
         ("wide", (90, 120), [], "most images are 120 wide and 90 high; all are brought to 64x64 (image.size=64 image.fit=crop)"),
         ("low", (20, 30), ["image.fit=pad"], "most images are 30 wide and 20 high; all are brought to 20x20 (image.size=20 image.fit=pad)"),
