@@ -477,3 +477,15 @@ def test_opened_sources_know_all_but_the_pixels(tmp_path: Path) -> None:
     assert whole.later is None and whole.whole() is whole and whole.train.images.shape == source.train.images.shape
     assert torch.equal(whole.train.labels, source.train.labels)
     assert decode([home / "cat" / "0.png"], Settings(6)).images.shape == (1, 3, 6, 6)
+
+
+def test_a_grid_finds_its_runs_of_a_path_and_of_photographs_again(tmp_path: Path, fallow_cli: Any) -> None:
+    for i in range(16):
+        save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png", noise(20, 30, i))
+    (tmp_path / "photos" / "a" / "0.png").write_bytes(b"")
+    words = [f"{k}={v}" for k, v in (KEYS | {"defaults": "fitted", "rounds": 1}).items()]
+    again = ["run", "data=photos", "--skip-bad", *words, "seed=0,1", "--jobs", "1"]
+    first = fallow_cli(*again)
+    assert first.code == 0 and "2 new" in first.out, (first.out, first.err)
+    second = fallow_cli(*again)
+    assert second.code == 0 and "new" not in second.out.splitlines()[0], second.out

@@ -256,7 +256,7 @@ class _Data:
         name = (o.data, o.data_dir)
         if name not in self.known:
             try:
-                sources.load(o.data, o.data_dir, self.download, size=o.image.size if o.image.fit == "resize" else None)
+                sources.opened(o.data, o.data_dir, self.download, layout=o.layout, skip_bad=o.skip_bad)
             except UserError as e:
                 self.tell(f"{e} Its runs are left out.")
                 self.known[name] = False

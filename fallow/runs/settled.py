@@ -7,7 +7,8 @@ from typing import Any
 from fallow import runs
 from fallow.config import Config
 from fallow.data.sources import Source
-from fallow.runs.settings import Keys, resolve
+from fallow.runs.data import named, sized
+from fallow.runs.settings import Keys, are_fitted, resolve
 
 
 class Settled:
@@ -18,12 +19,19 @@ class Settled:
         self.read: dict[tuple[Any, ...], Source] = {}
 
     def of(self, options: Config) -> Source:
-        key = (options.data, options.data_dir, options.image)
+        key = (options.data, options.data_dir, options.image, options.layout, options.skip_bad)
         if key not in self.read:
             self.read[key] = runs.load_source(options, None, self.download)
         return self.read[key]
 
     def settings(self, base: str | Keys | None, keys: Keys, trust: bool) -> Config:
         """The complete settings of a run."""
-        source = self.of(resolve(runs.base_of(base, keys), keys, trust)[1])
-        return runs.prepare(base, keys, source, trust=trust)[1]
+        recipe = runs.base_of(base, keys)
+        said = resolve(recipe, keys, trust)[1]
+        options = named(said)
+        if are_fitted(recipe, keys):
+            options = sized(options, self.download)[0]
+        found: Keys = {} if options.data == said.data else {"data": options.data}  # as a run with these keys finds them
+        if options.image != said.image:
+            found["image"] = options.image.model_dump(exclude_unset=True)
+        return runs.prepare(base, keys | found, self.of(options), trust=trust)[1]
