@@ -111,6 +111,9 @@ class Keep:
         path, remedy = self._path(client), "restore the file, or start the run again"
         try:
             data = disk.read(path, remedy)
+        except UserError:
+            raise UserError(f"what client {client} keeps cannot be read from {path}", remedy) from None
+        try:
             if path.name in self.records and disk.sha256(data) != self.records[path.name]:
                 raise UserError(f"what client {client} keeps is damaged ({path})", remedy)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
