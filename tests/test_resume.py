@@ -124,6 +124,20 @@ def test_told_to_end(number: int, code: int, tmp_path: Path, keys: dict[str, Any
     assert fallow.resume(run, stop_after=done + 1).summary["rounds"] == done + 1
 
 
+def test_a_run_that_fails_leaves_the_signals_as_they_were(tmp_path: Path, keys: dict[str, Any]) -> None:
+    """Those of whoever called it from Python."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(n) for n in numbers]
+
+    def fail(event: str, what: Any) -> None:
+        if event == "round":
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fallow.run(out=tmp_path, watch=fail, **keys)
+    assert [signal.getsignal(n) for n in numbers] == before
+
+
 def test_nohup_stays_nohup(tmp_path: Path, keys: dict[str, Any]) -> None:
     ignoring = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); from fallow.__main__ import main; main()"
     words = [*worded(keys | {"rounds": 8}), "--out", str(tmp_path), "--name", "run"]

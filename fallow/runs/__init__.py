@@ -144,10 +144,10 @@ class Run:
                     if self.done % o.checkpoint_every == 0 or self.done == stop:
                         self.commit()
                         committed = self.done
-                    interrupts.release()
                     watch("round", row)
                     for finding in self.health.take(row):
                         watch("warning", finding)
+                    interrupts.release()  # a sentence that is cut in two would swallow those after it
             except BaseException as end:
                 interrupts.hold()
                 expected = isinstance(end, KeyboardInterrupt | Stopped | RankLost)

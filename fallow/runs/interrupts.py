@@ -47,8 +47,8 @@ class Interrupts:
 
     def __exit__(self, kind: Any, *_: Any) -> None:
         for number, before in self._before.items():
-            told = kind is None or number == signal.SIGINT  # else what is being told on the way out must not be cut off
-            signal.signal(number, before if told else signal.SIG_IGN)
+            telling = kind is not None and getattr(before, "of_fallow", False)  # a command's last words must not be cut off
+            signal.signal(number, signal.SIG_IGN if telling else before)
 
     def hold(self) -> None:
         self._held = True
