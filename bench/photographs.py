@@ -10,7 +10,7 @@ from PIL import Image
 from fallow.data.sources import Split
 
 KINDS = {"airplane": 0, "automobile": 1, "deer": 4, "frog": 6, "ship": 8}  # of CIFAR-10
-TRAINED, TESTED = 180, 100  # of each
+TRAINED, TESTED = 180, 300  # of each
 SIDES = (40, 80)
 
 
