@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fallow import helping
+from fallow.cli import helping
 from fallow.config import KINDS, Config, Section, described, validate
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method

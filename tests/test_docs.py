@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conftest import HERE
 
-from fallow.cli import _words
+from fallow.cli.app import words_of
 from fallow.methods import REGISTERED
 from fallow.runs import settings, sweep
 
@@ -46,7 +46,7 @@ def commands(text: str) -> list[list[str]]:
 
 def resolved(words: list[str]) -> Any:
     """The settings of a command; of a grid those of its first run, if the others have any."""
-    recipe, keys = _words(words)
+    recipe, keys = words_of(words)
     if grid := sweep.grid(recipe, keys):
         found = [settings.resolve(settings.recipe(recipe or "default") if recipe or "method" not in one else {}, one)[1] for _, one in grid]
         return found[0]

@@ -15,11 +15,10 @@ from conftest import TINY, few_digits
 from PIL import Image
 
 import fallow
-from fallow import completion, helping
-from fallow.cli import app
+from fallow.cli import app, completion, helping
+from fallow.cli.flags import understood
 from fallow.config import Config, Section
 from fallow.data.views import view_names
-from fallow.flags import understood
 from fallow.listing import VIEWS
 from fallow.methods import REGISTERED, find
 
