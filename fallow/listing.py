@@ -117,28 +117,30 @@ def _figures() -> Rows:
 LONGEST = 24  # runs that are listed one by one
 
 
-def run_rows(paths: list[str], scores: Sequence[str] = ()) -> Rows:
-    """Runs side by side: what they are, where they ended, and scores by name. What cannot be read is left to who takes means."""
+def run_rows(paths: list[str], scores: Sequence[str] = ()) -> tuple[Rows, list[str]]:
+    """Runs side by side: what they are, where they ended, and scores by name; and a sentence for each that cannot be read."""
     from fallow.report.reading import found
     from fallow.runs import load_result
 
     body: Rows = []
     told: list[list[str]] = []
+    left_out: list[str] = []
     there = found(paths)
     for path in there:
         try:
             result = load_result(path)
             body.append(_run_row(result))
-        except UserError:
+        except UserError as e:
             if len(there) == 1:
                 raise
+            left_out.append(f"Left out: {e.cause}.")
         else:
             told.append([_score(result.summary, name) for name in scores])
     for name, values in zip(scores, zip(*told)):
         if not any(values):
             raise UserError(f"no run has a score {name!r}", suggest(name, [*NAMES, "validation.best"]))
     title = ("run", "method", "data", "labels", "seed", "rounds", "last %", "best %", "labelled %", "s/round")
-    return [(*title, *scores), *((*row, *values) for row, values in zip(body, told))]
+    return [(*title, *scores), *((*row, *values) for row, values in zip(body, told))], left_out
 
 
 def _score(summary: dict[str, Any], name: str) -> str:

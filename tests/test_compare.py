@@ -300,3 +300,10 @@ def test_the_command(place: Path, fallow_cli: Any) -> None:
     assert fallow_cli("compare", str(place), "-o", "mine.md").sentence.startswith("mine.md is there and was not made by `fallow compare`")
     assert fallow_cli("compare", str(place), "-o", "t.doc").sentence.startswith("a table cannot be written as 't.doc'; end the name in .md, .csv or .tex")
     assert fallow_cli("compare", str(place), "--format", "xls").sentence.startswith("there is no format 'xls'; choose one with --format: md, csv, tex")
+
+
+def test_of_two_runs_the_one_that_cannot_be_read_is_named(place: Path, fallow_cli: Any) -> None:
+    good, damaged = place / "fedavg-40" / "seed-0", place / "fixmatch-40" / "seed-0"
+    (damaged / "metrics.jsonl").write_text("{\n")
+    told = fallow_cli("compare", str(good), str(damaged))
+    assert told.code == 0 and "Left out: " in told.out + told.err and "metrics.jsonl" in told.out + told.err

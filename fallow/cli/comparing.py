@@ -37,11 +37,11 @@ def compare(
     form = written.format_of(format, Path(out) if out else None)
     if out:
         targets.file(Path(out), "compare", force)
-    listed = run_rows(paths, as_list(scores))
+    listed, left_out = run_rows(paths, as_list(scores))
     if 1 < len(listed) <= LONGEST + 1 and (out or not form):
         console.rows(listed)
         if len(listed) == 2 and not out:
-            for sentence in standing.against(paths):
+            for sentence in (*left_out, *standing.against(paths)):
                 console.warn(sentence)
             return
         console.print()
