@@ -19,10 +19,10 @@ from fallow.data.sources import Source
 from fallow.data.views import Views, normalisation
 from fallow.engine.memory import out_of_memory, too_little
 from fallow.engine.nets import NetHandle
-from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
 from fallow.methods.base import AnyMethod, Net, Value
 from fallow.methods.state import Layout, State
+from fallow.schedule import Schedule
 
 NORM_MEANS = {"bn-batch": "batch", "sbn": "static"}
 
