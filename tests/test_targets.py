@@ -94,6 +94,15 @@ def test_a_file(words: tuple[str, ...], fallow_cli: Any, place: Path) -> None:
     assert everything(place / "other") == before
 
 
+@pytest.mark.parametrize(("name", "before", "after"), [("thesis.tex", "\\documentclass{book}\n", ""), ("thesis.tex", "", "\nYears of work.\n"), ("notes.md", "# Notes\n\n", "")])
+def test_a_file_that_holds_a_table_is_no_table(name: str, before: str, after: str, fallow_cli: Any, place: Path) -> None:
+    assert fallow_cli("compare", "one", "-o", name).code == 0
+    mine = before + (place / name).read_text() + after
+    (place / name).write_text(mine)
+    assert "was not made by `fallow compare`" in fallow_cli("compare", "one", "-o", name).sentence
+    assert (place / name).read_text() == mine
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "model.safetensors", "federation.npz"])
 def test_a_run_is_not_a_page(name: str, fallow_cli: Any, place: Path) -> None:
     before = everything(place / "one")
