@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fallow.config import Keys
-from fallow.methods.base import Batch, Found, Held, Net, Party, Plan
+from fallow.methods.base import Batch, Found, Held, Net, Party, Plan, Work
 from fallow.methods.feddure import FedDure, Regulated
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import Facts
@@ -29,7 +29,8 @@ class FedDureReleased(FedDure):
         return super().automatic(facts) | {"schedule": "constant"}
 
     def holds(self) -> Held:
-        return {"model": Net()} | ({"creg": Net(start="model", optimizer="reset", autocast=False)} if self.o.creg else {})
+        creg: Held = {"creg": Net(start="model", optimizer="reset", autocast=False)}
+        return {"model": Net()} | (creg if self.o.creg else {})
 
     def plan(self, party: Party, found: Found) -> Plan:
         """Labelled steps, then the main ones, with a schedule that starts anew in each round."""
@@ -37,7 +38,7 @@ class FedDureReleased(FedDure):
         x, u = paired(party, "labelled", ("weak", "strong"))
         x, u = replace(x, tail=o.labelled_tail), replace(u, tail="keep")  # a pass ends with what is left
         later = Plan(self.main, x=x, u=u)
-        few = {"steps": o.warm_steps, "epochs": None}
+        few = Work(steps=o.warm_steps, epochs=None)
         first = {"x": replace(x, **few), "u": replace(u, **few)} if x else {}
         steps = range(len(later))
 
