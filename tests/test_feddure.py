@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from fallow.methods.parts.main import multiplier
 from torch import nn
 from torch.func import functional_call, jvp
 
@@ -20,6 +19,7 @@ from fallow.engine.feed import Batch, Part
 from fallow.engine.nets import NetHandle
 from fallow.engine.slot import Slot
 from fallow.methods.feddure import FedDure, FReg
+from fallow.methods.feddure_released import multiplier
 from fallow.methods.parts.batching import matched, paired
 from fallow.runs import Run, make_federation, prepare
 from fallow.runs.folder import RunFolder
