@@ -58,10 +58,16 @@ class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """A batch is of accepted images, and of as many labelled ones where a client has both."""
-        batch = facts.unlabelled_batch
-        server = {"server_batch": facts.batch} if facts.o.labels == "server" else {}
-        return super().automatic(facts) | {"threshold": facts.threshold, "batch": batch} | server
+        """A batch is of accepted images, and of as many labelled ones where a client has both.
+
+        Clients with labels of their own drift, and momentum makes that worse; a few wrong labels fill whole batches, so
+        those clients keep the paper's threshold.
+        """
+        if facts.o.labels == "server":
+            own: Keys = {"server_batch": facts.batch, "threshold": facts.threshold}
+        else:
+            own = {"optimizer_state": "reset", "server_momentum": 0.0}
+        return super().automatic(facts) | {"batch": facts.unlabelled_batch} | own
 
     def holds(self) -> Held:
         return {"model": Net()} | labelling.holds(self.o, self.classes)
