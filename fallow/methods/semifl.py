@@ -60,13 +60,11 @@ class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
     def automatic(cls, facts: Facts) -> Keys:
         """A batch is of accepted images, and of as many labelled ones where a client has both.
 
-        Clients with labels of their own drift, and momentum makes that worse; a few wrong labels fill whole batches, so
-        those clients keep the paper's threshold.
+        Where labels are at clients these part, and the server's momentum makes that worse; the threshold stays the paper's,
+        since a few wrong labels fill whole batches.
         """
-        if facts.o.labels == "server":
-            own: Keys = {"server_batch": facts.batch, "threshold": facts.threshold}
-        else:
-            own = {"optimizer_state": "reset", "server_momentum": 0.0}
+        server = {"server_batch": facts.batch, "threshold": facts.threshold}
+        own = server if facts.o.labels == "server" else {"server_momentum": 0.0}
         return super().automatic(facts) | {"batch": facts.unlabelled_batch} | own
 
     def holds(self) -> Held:
