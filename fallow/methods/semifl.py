@@ -60,11 +60,11 @@ class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
     def automatic(cls, facts: Facts) -> Keys:
         """A batch is of accepted images, and of as many labelled ones where a client has both.
 
-        Where labels are at clients these part, and the server's momentum makes that worse; the threshold stays the paper's,
-        since a few wrong labels fill whole batches.
+        Clients that label by their own batches' statistics part where their classes do, hence no batch norm there; and
+        the threshold stays the paper's, since a few wrong labels fill whole batches.
         """
         server = {"server_batch": facts.batch, "threshold": facts.threshold}
-        own = server if facts.o.labels == "server" else {"server_momentum": 0.0}
+        own: Keys = server if facts.o.labels == "server" else {"norm": facts.o.norm}
         return super().automatic(facts) | {"batch": facts.unlabelled_batch} | own
 
     def holds(self) -> Held:
