@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import TINY
 
-from fallow.engine.clients import Local, Reply, Request
+from fallow.engine.clients import Reply, Request
+from fallow.engine.local import Local
 from fallow.engine.party import Job, Outcome
 from fallow.engine.round import Federated
 from fallow.methods import REGISTERED, find
@@ -38,7 +39,7 @@ class Unreliable(Local):
 def federated(path: Path, absent: set[int], **keys: Any) -> Federated:
     kind, options, source, federation = prepare(None, TINY | {"labels": "clients", "clients": 4, "active": 4, "label_count": 40} | keys)
     f = Run(RunFolder(path), kind, options, source, federation).federated
-    f.clients = Unreliable(f.world, f.executor, f.keep)
+    f.clients = Unreliable(f.simulation, f.executor, f.keep)
     f.clients.absent = frozenset(absent)
     return f
 
@@ -49,7 +50,7 @@ def test_the_others_are_merged_as_if_the_absent_had_not_been_asked(tmp_path: Pat
     there = [r.update for r in f.clients.train(f._requests())[0] if r is not None]
     for update in there:
         assert update is not None
-        held = f.world.federation.clients[update.client]
+        held = f.simulation.federation.clients[update.client]
         update.weight = float(len(set(held.labelled) | set(held.unlabelled)))
     row = f.round(0)
     assert row["clients"] == 3 and sorted(u.client for u in there) == [0, 1, 3]
@@ -89,14 +90,14 @@ def test_statistics_come_from_those_who_answer(tmp_path: Path) -> None:
     keys = {"method": "fedavg", "norm": "sbn", "sbn": "federated", "sbn_passes": "exact"}
     f = federated(tmp_path / "three", {3}, **keys)
     f.server.draw(0)
-    found = f.model(f.world.initial().only("parameters"))
+    found = f.model(f.kit.initial().only("parameters"))
     from fallow.engine import statistics
 
-    rows = [statistics.once(c.labelled, c.unlabelled) for c in f.world.federation.clients[:3]]
-    net = f.world.net()
-    net.load(f.world.initial().only("parameters"))
-    norms = statistics.order(net, statistics.example(f.world))
-    batches = [statistics.Batches(f.world, r) for r in rows]
+    rows = [f.simulation.site(client).rows for client in range(3)]
+    net = f.kit.net()
+    net.load(f.kit.initial().only("parameters"))
+    norms = statistics.order(net, f.kit.blank(2))
+    batches = [statistics.Batches(f.simulation.plain, r) for r in rows]
     with torch.no_grad():
         statistics.layerwise(net, norms, "exact", lambda a, b: [statistics.moments_between(net, norms, a, b, x) for x in batches])
     assert torch.allclose(found.groups["statistics"], net.flat.groups["statistics"], atol=1e-4, rtol=1e-4)

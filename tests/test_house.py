@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,9 +100,9 @@ def test_a_buffer_that_is_no_batch_norms(keys: dict[str, str], tmp_path: Path) -
 # -- plans -------------------------------------------------------------------------------------------------------------------
 def planned(path: Path, **columns: Any) -> list[feed.Step]:
     f = set_up(path, method="fedavg", labels="clients", epochs=1)
-    party = Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model}))
+    party = Party(f.simulation.site(0), Slot(f.kit), Job(0, 0, {"model": f.server.model}))
     plan = Plan(x=party.labelled.batches(2, "labelled", epochs=1), **columns)  # five samples: three steps
-    return list(feed.steps(f.world, plan, 1, lambda *a: numbers(f.world, party, *a)))
+    return list(feed.steps(party.site, plan, 1, partial(numbers, party)))
 
 
 def test_a_column_may_be_called_key(tmp_path: Path) -> None:
@@ -145,9 +146,9 @@ def test_no_measure_of_work(method: str) -> None:
 def test_steps_that_match_the_unlabelled_set(keys: dict[str, Any], steps: list[int], tmp_path: Path) -> None:
     """Two clients with 5 and 3 labelled, 7 and 5 unlabelled samples; a full batch is the labelled set, or all of it."""
     f = set_up(tmp_path, method="fixmatch", labels="clients", steps="match-unlabelled", **keys)
-    slot = Slot(f.world)
+    slot = Slot(f.kit)
     assert [(len(a), len(b)) for a, b in HELD] == [(5, 7), (3, 5)]
-    parties = [Party(f.world, slot, Job(k, 0, {"model": f.server.model})) for k in range(2)]
+    parties = [Party(f.simulation.site(k), slot, Job(k, 0, {"model": f.server.model})) for k in range(2)]
     assert [p.steps for p in parties] == steps
     parties[0].labelled = Samples.of(np.zeros(0, np.int64), np.zeros(0, np.int64))
     assert keys["batch"] != "full" or parties[0].steps == 1

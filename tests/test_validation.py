@@ -291,8 +291,8 @@ def test_slots_do_not_matter(run: Any, tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_a_party_has(tmp_path: Path) -> None:
     f = Run(RunFolder(tmp_path), *prepare(None, KEYS)).federated
-    party = Party(f.world, None, Job(2, 0, {}))  # type: ignore[arg-type]
-    assert len(party.validation) and party.validation.y.tolist() == f.world.labels[party.validation.rows].tolist()  # type: ignore[union-attr]
+    party = Party(f.simulation.site(2), None, Job(2, 0, {}))  # type: ignore[arg-type]
+    assert len(party.validation) and party.validation.y.tolist() == f.simulation.labels[party.validation.rows].tolist()  # type: ignore[union-attr]
     assert not np.isin(party.validation.rows, party.labelled.rows).any()
 
 

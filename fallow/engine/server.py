@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fallow import draws
+from fallow.engine.kit import Kit
 from fallow.engine.slot import RESERVED
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods.state import State
 
@@ -18,8 +18,8 @@ from fallow.methods.state import State
 class Server:
     """`server["name"]` is everything that lasts at the server, and all of it is the checkpoint."""
 
-    def __init__(self, world: World):
-        self.world, self.options = world, world.options
+    def __init__(self, kit: Kit):
+        self.kit, self.options = kit, kit.options
         self.entries: dict[str, Any] = {}
         self.active: list[int] = []
         self.round = 0
@@ -46,7 +46,7 @@ class Server:
         self.active = draws.first(draws.key(o.seed_of("active"), "active", round), o.clients, o.active_count).tolist()
 
     def rng(self, stream: str) -> np.random.Generator:
-        return draws.rng(self.world.key("server", self.round, stream))
+        return draws.rng(self.kit.key("server", self.round, stream))
 
     def log(self, **values: Any) -> None:
         """Numbers (or lists of them) for this round's metrics."""

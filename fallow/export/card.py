@@ -9,7 +9,7 @@ import yaml
 
 from fallow import models
 from fallow.data.holdings import Federation
-from fallow.engine.world import NORM_MEANS
+from fallow.engine.kit import NORM_MEANS
 from fallow.export import results
 from fallow.export.inputs import Inputs, by_batch
 from fallow.methods import find, is_own

@@ -25,11 +25,12 @@ from fallow.engine.clients import Executor
 from fallow.engine.eager import Eager
 from fallow.engine.evaluating import best_round, in_full
 from fallow.engine.keep import Keep
+from fallow.engine.kit import Declared, Kit
 from fallow.engine.ranks import RankLost, Ranks
 from fallow.engine.repeats import draws_its_own
 from fallow.engine.round import Federated
+from fallow.engine.simulation import Simulation
 from fallow.engine.slots import Slots
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
@@ -52,19 +53,19 @@ FEDERATION = {"data", *Spec.__dataclass_fields__} - {"seed"}
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
-def executor_for(world: World, compared: dict[str, Any] | None = None) -> Executor:
+def executor_for(simulation: Simulation, compared: dict[str, Any] | None = None) -> Executor:
     """Slots with captured steps on CUDA, threads on CPU; `capture=false` is the plain reference on either.
 
     Where torchrun started several processes, rank 0 shares the work with the others; they have what is `compared`.
     """
-    captured, rank = world.device.type == "cuda" and world.options.capture, ranks.number()
-    own: Executor = Slots(world) if captured else Eager(world)
+    kit, rank = simulation.kit, ranks.number()
+    own: Executor = (Slots if kit.device.type == "cuda" and kit.options.capture else Eager)(simulation)
     if rank or ranks.count() == 1:
         return own
-    federation = {name: torch.tensor(array) for name, array in world.federation.arrays().items()}
-    compared = compared or origins.for_ranks(world.options, world.source)
-    begin = {"options": world.options.model_dump(mode="json"), "federation": federation, "origin": compared}
-    return Ranks(world, own, begin)
+    federation = {name: torch.tensor(array) for name, array in simulation.federation.arrays().items()}
+    compared = compared or origins.for_ranks(kit.options, simulation.source)
+    begin = {"options": kit.options.model_dump(mode="json"), "federation": federation, "origin": compared}
+    return Ranks(simulation, own, begin)
 
 
 def _together(lead: Callable[[], Result], source: Source | None) -> Result:
@@ -84,8 +85,8 @@ def _together(lead: Callable[[], Result], source: Source | None) -> Result:
     return result
 
 
-def _built(begin: dict[str, Any], source: Source | None) -> tuple[World, Executor]:
-    """The world of the run that rank 0 began."""
+def _built(begin: dict[str, Any], source: Source | None) -> tuple[Kit, Executor]:
+    """What the run that rank 0 began is worked with here."""
     common = {k: v for k, v in begin["options"].items() if k in Config.model_fields}
     origins.check_rank_code(configuration.validate(Config, common), begin["origin"])
     method = find(begin["options"]["method"])
@@ -93,8 +94,8 @@ def _built(begin: dict[str, Any], source: Source | None) -> tuple[World, Executo
     source = load_source(options, source)
     origins.check_rank_data(source, begin["origin"])
     federation = Federation.of({name: tensor.numpy() for name, tensor in begin["federation"].items()})
-    world = World(options, method(options, len(source.classes)), source, federation)
-    return world, executor_for(world)
+    simulation = Simulation(options, method(options, len(source.classes)), source, federation)
+    return simulation.kit, executor_for(simulation)
 
 
 class Run:
@@ -105,18 +106,19 @@ class Run:
     ):
         self.folder, self.options, self.source, self.federation = folder, options, source, federation
         found = origins.located(options, Path(origin.started_in)) if origin else options
-        self.world = World(found, method(options, len(source.classes)), source, federation)
-        self.layouts = self.world.layouts()
-        keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.world.device)
-        self.federated = Federated(self.world, executor_for(self.world), keep)
+        self.simulation = Simulation(found, method(options, len(source.classes)), source, federation)
+        self.kit = self.simulation.kit
+        self.layouts = self.kit.layouts()
+        keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.kit.device)
+        self.federated = Federated(self.simulation, executor_for(self.simulation), keep)
         self.done = 0
-        self.health = Health(folder.path, facts(self.world), [])
-        if models.is_own(options.model) and draws_its_own(self.world):
+        self.health = Health(folder.path, facts(self.simulation), [])
+        if models.is_own(options.model) and draws_its_own(self.kit):
             cause = f"the model {options.model} draws random numbers that are torch's own, so this run cannot be repeated or resumed exactly"
             warn(f"{cause}; nn.Dropout can, F.dropout and torch.rand cannot")
 
     def restore(self) -> None:
-        found = self.folder.restore(self.layouts, self.world.device)
+        found = self.folder.restore(self.layouts, self.kit.device)
         if found is not None:
             origins.check_model(self.federated.server.entries.get("model"), found.entries.get("model"), self.folder.path)
             self.done, self.federated.server.entries = found.round, found.entries
@@ -191,7 +193,7 @@ class Run:
             "seed": o.seed,
             "method": o.method,
             "data": o.data,
-            "classes": self.world.classes,
+            "classes": self.kit.classes,
             "channels": self.source.channels,
             "size": self.source.size,
             "class_names": list(self.source.classes),
@@ -199,7 +201,7 @@ class Run:
             "skipped": self.source.skipped,
             "fingerprint": self.federation.fingerprint,
             "config_hash": config_hash(o),
-            "device": _device_name(self.world.device),
+            "device": _device_name(self.kit.device),
             "versions": {"fallow": _version(), "torch": torch.__version__, "python": platform.python_version()},
             "commit": commit(),
             "warnings": self.health.end(rows),
@@ -251,7 +253,7 @@ def prepare(
     reading = Reading(watch, complete, opened, told)
     if opened.later is None:
         return method, complete, opened, federation
-    World(complete, method(complete, len(opened.classes)), opened, federation).initial()  # complains now, not after the decoding
+    Kit(complete, method(complete, len(opened.classes)), Declared.of(complete, opened, federation)).initial()  # complains now, not after the decoding
     source = reading.whole(options)
     complete, federation = _settled(method, options, fit, source)
     return method, complete, source, federation

@@ -17,8 +17,8 @@ from fallow import draws
 from fallow.config import Config
 from fallow.data import sources
 from fallow.data.samples import Samples
+from fallow.engine.kit import NORM_MEANS
 from fallow.engine.party import Party
-from fallow.engine.world import NORM_MEANS
 from fallow.methods.base import Method
 from fallow.models import default_norm
 from fallow.runs.speed import Speed

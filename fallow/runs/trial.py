@@ -21,13 +21,14 @@ from fallow import own
 from fallow.data import sources
 from fallow.data.readers.parts import Split
 from fallow.data.sources import Source
-from fallow.engine.clients import Local
 from fallow.engine.eager import Eager
 from fallow.engine.feed import Step
+from fallow.engine.kit import Kit
+from fallow.engine.local import Local
 from fallow.engine.party import run_step
+from fallow.engine.site import Sites
 from fallow.engine.slot import Slot
 from fallow.engine.strict import NotCapturable, guarded, relaxed
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find, is_own
 from fallow.methods.base import Method, Net, Plan, State, Update
@@ -149,10 +150,10 @@ class _Scenario:
         for strict in (True, False):  # what cannot be captured may be right in all else
             try:
                 at_work = self._run(f"watched-{strict}", partial(watched, strict=strict))
-                strict = strict and at_work.world.method.captured
-                _held(at_work.world)
-                at_work.world.view = _outside(at_work.world.view)  # type: ignore[method-assign]
-                _take(at_work, Strict(at_work.world, strict))
+                strict = strict and at_work.kit.method.captured
+                _held(at_work.kit)
+                at_work.kit.view = _outside(at_work.kit.view)  # type: ignore[method-assign]
+                _take(at_work, Strict(at_work.simulation, strict))
                 at_work.go()
             except NotCapturable as error:
                 self._fails("captured", self._told(error))
@@ -181,14 +182,14 @@ class _Scenario:
         at_work = self._run(name)
         executor = at_work.federated.executor
         assert isinstance(executor, Eager)
-        executor.workers = at_work.world.sharing = 3
+        executor.workers = at_work.kit.sharing = 3
         at_work.go()
         return at_work
 
     # -- what is said --------------------------------------------------------------------------------------------------
     def _look(self, at_work: Run) -> None:
         rows = at_work.folder.rows()
-        first, last = at_work.world.initial().groups["parameters"], at_work.federated.server.model.groups["parameters"]
+        first, last = at_work.kit.initial().groups["parameters"], at_work.federated.server.model.groups["parameters"]
         if all(r.get("descended") is False for r in rows):
             self._fails("trains", "no step calls s.descend or s.apply, so nothing is trained")
         elif torch.equal(first, last):
@@ -223,8 +224,8 @@ class _Scenario:
 class Strict(Eager):
     """Makes steps one after another; with `strict` they cannot do what cannot be captured."""
 
-    def __init__(self, world: World, strict: bool):
-        super().__init__(world)
+    def __init__(self, sites: Sites, strict: bool):
+        super().__init__(sites)
         self.strict = strict
 
     def make(self, slot: Slot, step: Step) -> None:
@@ -271,15 +272,15 @@ def _outside(view: Callable[..., Any]) -> Callable[..., Any]:
     return inner
 
 
-def _held(world: World) -> None:
-    if not isinstance(world.held.get("model"), Net):
+def _held(kit: Kit) -> None:
+    if not isinstance(kit.held.get("model"), Net):
         raise Wrong("hooks", "holds has no Net of the name 'model'")
 
 
 def _down(server: Any, answer: Any) -> None:
     if not isinstance(answer, dict) or not answer:
         raise Wrong("hooks", f"down gives {_kind(answer)}, and not a dict of States and tensors")
-    _entries("down", answer, server.world)
+    _entries("down", answer, server.kit)
 
 
 def _begin(party: Any, answer: Any) -> None:
@@ -295,11 +296,11 @@ def _plan(party: Any, answer: Any) -> None:
 def _end(party: Any, answer: Any) -> None:
     if answer is not None and not isinstance(answer, Update):
         raise Wrong("hooks", f"end gives {_kind(answer)}, and not an Update, or None")
-    _entries("end", {} if answer is None else answer.entries, party.world)
+    _entries("end", {} if answer is None else answer.entries, party.kit)
 
 
 def _merge(server: Any, answer: Any) -> None:
-    _entries("merge", {"model": server.entries.get("model")}, server.world)
+    _entries("merge", {"model": server.entries.get("model")}, server.kit)
     if not isinstance(server.entries["model"], State):
         raise Wrong("hooks", f"merge leaves {_kind(server.entries['model'])} in server['model'], and not a State")
 
@@ -307,14 +308,14 @@ def _merge(server: Any, answer: Any) -> None:
 LOOKS: dict[str, Callable[[Any, Any], None]] = {"down": _down, "begin": _begin, "plan": _plan, "end": _end, "merge": _merge}
 
 
-def _entries(hook: str, entries: dict[str, Any], world: World) -> None:
+def _entries(hook: str, entries: dict[str, Any], kit: Kit) -> None:
     for name, value in entries.items():
         if not isinstance(value, State | torch.Tensor):
             raise Wrong("hooks", f"{hook} sends {_kind(value)} as {name!r}; States and tensors travel")
         tensors = list(value.groups.values()) if isinstance(value, State) else [value]
-        if any(t.device.type != world.device.type for t in tensors):
+        if any(t.device.type != kit.device.type for t in tensors):
             raise Wrong("hooks", f"{hook} sends {name!r} from another device than the run's")
-        if name == "model" and isinstance(value, State) and value.layout != world.initial().layout:
+        if name == "model" and isinstance(value, State) and value.layout != kit.initial().layout:
             raise Wrong("hooks", f"{hook} sends a State of another net as 'model'")
 
 
