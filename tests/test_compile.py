@@ -41,8 +41,8 @@ def test_compiled_passes_are_the_same_for_every_net(half: bool, monkeypatch: pyt
     autocast = (lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False)) if half else None
     for seed in (0, 1):
         torch.manual_seed(seed)
-        plain = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"), "average", autocast)
-        own = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"), "average", autocast)
+        plain = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"), autocast=autocast)
+        own = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"), autocast=autocast)
         own.load(plain.flat.clone())
         own.compile = True
         for a, b in zip(two_passes(plain, x), two_passes(own, x), strict=True):

@@ -25,6 +25,7 @@ from fallow.engine.keep import Keep
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.party import SERVER, Job, Party, run_step
+from fallow.engine.policies import STATIC
 from fallow.engine.round import Federated
 from fallow.engine.schedule import Schedule
 from fallow.engine.server import Server
@@ -449,7 +450,7 @@ def test_traffic(tmp_path: Path) -> None:
 def test_traffic_of_wide_resnets() -> None:
     """13.9, without PyTorch's counters."""
     for name, classes, sizes in (("wrn-28-2", 10, (5_870_440, 14_464)), ("wrn-28-8", 100, (93_604_048, 57_472))):
-        net = NetHandle(models.build(name, classes, 3, norm="sbn"), CPU, "static")
+        net = NetHandle(models.build(name, classes, 3, norm="sbn"), CPU, STATIC)
         assert net.state.nbytes == sizes[0]
         assert len(net.state.tensors()) == 80
         assert net.flat.only("parameters", "statistics").nbytes == sum(sizes)
@@ -573,7 +574,7 @@ def test_labeller_of_other_methods(tmp_path: Path, keys: dict[str, Any]) -> None
 
 # -- 13.6: static batch norm ---------------------------------------------------------------------------------------------
 def one_norm() -> NetHandle:
-    return NetHandle(nn.Sequential(nn.BatchNorm1d(1)), CPU, "static")
+    return NetHandle(nn.Sequential(nn.BatchNorm1d(1)), CPU, STATIC)
 
 
 def column(*values: float) -> torch.Tensor:
@@ -613,7 +614,7 @@ def test_pooled_statistics() -> None:
     """I8, with parties that differ much."""
     torch.manual_seed(0)
     x = torch.randn(60, 1, 8, 8) * torch.linspace(0.2, 3, 60).view(-1, 1, 1, 1) + torch.linspace(-2, 2, 60).view(-1, 1, 1, 1)
-    net = NetHandle(models.build("small-cnn", 10, 1, norm="sbn"), CPU, "static")
+    net = NetHandle(models.build("small-cnn", 10, 1, norm="sbn"), CPU, STATIC)
 
     def made(parties: list[list[torch.Tensor]], passes: int | str = "exact") -> torch.Tensor:
         layerwise(net, parties, passes)

@@ -17,11 +17,10 @@ from fallow.data.federate import Federation
 from fallow.data.sources import Source
 from fallow.data.views import Views, normalisation
 from fallow.engine.nets import NetHandle
+from fallow.engine.policies import policy_of
 from fallow.engine.schedule import Schedule
 from fallow.methods.base import Method, Net, Value
 from fallow.methods.state import Layout, State
-
-NORM_MEANS = {"bn-batch": "batch", "sbn": "static"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Kit:
         self.device = machine.device_of(options.device)
         Schedule.parse(options.schedule)  # complains now, not in the first round
         self.classes = declared.classes
-        self.statistics = NORM_MEANS.get(options.norm or "", options.statistics)
+        self.policy = policy_of(options.norm, options.statistics)
         a = options.augment
         self.views = Views(
             size=declared.size,
@@ -92,7 +91,7 @@ class Kit:
         half = self.precision == "bf16" and spec.autocast
         with self._building, torch.random.fork_rng(devices=[]):
             module = self._build(spec)
-        net = NetHandle(module, self.device, self.statistics, self.autocast if half else None)
+        net = NetHandle(module, self.device, self.policy, self.autocast if half else None)
         o = self.options
         net.capture, net.compile = o.capture, o.compile and spec.autocast  # without autocast: differentiated twice
         net.modes.fused = o.fused and not net.compile

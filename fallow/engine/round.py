@@ -42,7 +42,7 @@ class Federated:
         self.executor, self.keep = executor, keep
         self.clients: Clients = clients or Local(simulation, executor, keep)
         self.server = Server(self.kit)
-        self.server["model"] = self._travels(self.kit.initial())
+        self.server["model"] = self.kit.policy.travels(self.kit.initial())
         self.method.start(self.server)
         self.seconds: dict[str, float] = {}
         self.whole = True  # false if a failure left kept records of a round that is not in effect
@@ -51,10 +51,6 @@ class Federated:
         self.measuring, self.validation = Measuring(self), Validation(self)
         self._tested: tuple[State, torch.Tensor] | None = None
         self._verdicts: list[tuple[str, torch.Tensor]] = []  # where numbers were made in this round, and if they are sound
-
-    def _travels(self, state: State) -> State:
-        """A model without what the policy for statistics never sends."""
-        return state if self.kit.statistics in ("average", "server") else state.only("parameters")
 
     @property
     def server_trains(self) -> bool:
@@ -87,9 +83,7 @@ class Federated:
         if turn.startswith("before"):
             self._turn(tally)
         with self._phase("statistics"):
-            if self.kit.statistics == "static" and self.o.sbn_data == "active":
-                server["model"] = server.model.only("parameters")  # whoever was there at the last test may not be now
-            self._with_statistics()
+            server["model"] = self._for_use(self.kit.policy.begin(server.model, self.o.sbn_data))
         server.sent = server.model
         requests, beside = self._requests(), self._beside(turn)
         with self._phase("clients"):
@@ -127,7 +121,7 @@ class Federated:
         made: list[tuple[State, State]] = []  # statistics are made once for each model sent
         for position, client in enumerate(server.active):
             message = self.method.down(server, client)
-            message = {k: self._with_statistics(v, made) for k, v in message.items()}
+            message = {k: self._for_use(v, made) for k, v in message.items()}
             if self._travelling and position < len(server.entries.get("optimizers", [])):
                 message |= {f"{n}/optimizer": t for n, t in server["optimizers"][position].items()}
             requests.append(Request(client, server.round, message))
@@ -206,10 +200,8 @@ class Federated:
         if updates.server and self.o.weights == "half":
             updates.server.weight = float(max(1, len(updates.clients)))
         updates[:] = [u for u in updates if u.weight > 0]
-        if self.kit.statistics == "server" and self.server_trains:
-            given = updates.server["model"] if updates.server else server.sent
-            for u in updates:
-                u.entries["model"] = u["model"].having(given, "statistics")
+        if self.server_trains:
+            self.kit.policy.merge(updates, server.sent or server.model)
         return updates
 
     def _weight(self, reply: Reply) -> float:
@@ -217,18 +209,13 @@ class Federated:
         return float(counts.get(self.o.weights, 1))
 
     def model(self, state: State | None = None) -> State:
-        """The server's model, or another, as it is to be used: with statistics where a policy makes them."""
-        return self._with_statistics(self.server.model if state is None else state)
+        """The server's model, or another, as it is to be used."""
+        return self._for_use(self.server.model if state is None else state)
 
     # -- statistics, evaluation, metrics -------------------------------------------------------------------------------
-    def _with_statistics(self, thing: Any = None, made: list[tuple[State, State]] | None = None) -> Any:
-        """Under static batch norm, a model with statistics made for it; the server's is stored with them."""
-        if self.kit.statistics != "static" or "statistics" not in self._inference.flat.groups:
-            return thing
-        if thing is None:
-            self.server["model"] = self._with_statistics(self.server.model)
-            return None
-        if not isinstance(thing, State) or "statistics" in thing or thing.layout != self._inference.layout:
+    def _for_use(self, thing: Any, made: list[tuple[State, State]] | None = None) -> Any:
+        """A model with statistics made for it where the policy makes them; anything else as it is."""
+        if not self.kit.policy.lacks(thing, self._inference.layout):
             return thing
         made = [] if made is None else made  # holds the models themselves: the id of one that is gone may be another's
         known = next((whole for model, whole in made if model is thing), None)
@@ -242,7 +229,7 @@ class Federated:
         if (number + 1) % self.o.eval_every and not last:
             return dict.fromkeys(columns(self))
         with self._phase("statistics"):
-            self._with_statistics()
+            self.server["model"] = self._for_use(self.server.model)
         with self._phase("test"):
             return self.evaluate(self.server.model) | self.validation.test(number + 1, self.server.model)
 
@@ -261,7 +248,7 @@ class Federated:
         """Of so many images, which are made batch by batch."""
         kit = self.kit
         self._inference.load(state)
-        fixed = self.o.eval_batch if kit.device.type == "cpu" or kit.statistics == "batch" else max(self.o.eval_batch, LARGE)
+        fixed = self.o.eval_batch if kit.device.type == "cpu" or not kit.policy.known else max(self.o.eval_batch, LARGE)
         call = self._inference.replayed("running")
         return over_ranges(kit, lambda a, b: call(images(a, b)).clone(), count, fixed)
 
