@@ -56,10 +56,13 @@ class Eager:
                     step = next(steps)
                 except StopIteration as end:
                     return end.value
-                if isinstance(step, Step):
-                    self.make(slot, step)
-                else:
+                if not isinstance(step, Step):
                     step.synchronize()
+                    continue
+                try:
+                    self.make(slot, step)
+                except Exception as e:
+                    steps.throw(e)
                 if self._stop:
                     raise InterruptedError
         finally:

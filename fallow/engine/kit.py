@@ -65,6 +65,7 @@ class Kit:
             strong=a.strong,
             cutout=None if a.cutout == "none" else a.cutout,
         )
+        self.debug = options.backend == "debug"
         self.held: dict[str, Net | Value] = method.holds()
         self.precision = options.precision
         if self.precision == "auto":
@@ -93,7 +94,8 @@ class Kit:
             module = self._build(spec)
         net = NetHandle(module, self.device, self.policy, self.autocast if half else None)
         o = self.options
-        net.capture, net.compile = o.capture, o.compile and spec.autocast  # without autocast: differentiated twice
+        net.capture = o.capture and not self.debug
+        net.compile = o.compile and spec.autocast and not self.debug  # without autocast: differentiated twice
         net.modes.fused = o.fused and not net.compile
         return net
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -20,6 +20,7 @@ from fallow.engine import feed, judging
 from fallow.engine.clients import SERVER, Reply, Request
 from fallow.engine.clients import Samples as Counts
 from fallow.engine.finite import sound
+from fallow.engine.hooks import at
 from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
 from fallow.engine.schedule import Schedule
@@ -139,31 +140,35 @@ class Party:
 
     def judge(self, samples: Samples, label: Tensor, sure: Tensor | None = None, confidence: Tensor | None = None) -> None:
         """Logs the label ratio, the labels' classes and, where true labels are known, label accuracy."""
-        self.slot.judge(feed.Part({"_truth": self.site.truth(samples.rows)}), label, sure, confidence=confidence)
+        truth = self.site.truth(samples.rows)
+        self.slot.judge(feed.Part({} if truth is None else {"_truth": truth}), label, sure, confidence=confidence)
 
     def log(self, **values: Any) -> None:
         self.slot.log(**values)
 
 
-def work(site: Site, slot: Slot, job: Job) -> Iterator[feed.Step | torch.cuda.Event]:
+def work(site: Site, slot: Slot, job: Job) -> Generator[feed.Step | torch.cuda.Event, None, Outcome]:
     """One party's round as a generator: yields the steps to make, in order; its return value is the Outcome.
 
-    Where a host read must wait for the device, an event is yielded first, so that other slots can go on meanwhile.
+    A step that fails is thrown back into it, which says whose step it was. Where a host read must wait for the device, an event is yielded first, so that other slots can go on meanwhile.
     """
     kit = site.kit
     slot.load(*start_of(kit, job))
     party = Party(site, slot, job)
     begin_calls(slot, party.key("begin"))
-    found, wait = _read_back(kit.method.begin(party))
+    with at("begin", kit, job.round, job.party):
+        found, wait = _read_back(kit.method.begin(party))
     if wait is not None:
         yield wait
-    plan = kit.method.plan(party, {k: v.numpy() if isinstance(v, Tensor) and v.device.type == "cpu" else v for k, v in found.items()})
+    with at("plan", kit, job.round, job.party):
+        plan = kit.method.plan(party, {k: v.numpy() if isinstance(v, Tensor) and v.device.type == "cpu" else v for k, v in found.items()})
     for step in feed.steps(site, plan, party.key("plan"), partial(numbers, party)):
         party.made += 1
-        yield step
+        with at("step", kit, job.round, job.party, party.made):
+            yield step
     begin_calls(slot, party.key("end"))
     kit.finished += not site.is_server
-    return _finish(kit, slot, party)  # type: ignore[return-value]
+    return _finish(kit, slot, party)
 
 
 def begin_calls(slot: Slot, key: int) -> None:
@@ -240,7 +245,11 @@ def mean_rate(rates: list[float], steps: list[int] | None = None) -> float | Non
 
 
 def _finish(kit: Kit, slot: Slot, party: Party) -> Outcome:
-    update = kit.method.end(party)
+    with at("end", kit, party.round, party.id):
+        update = kit.method.end(party)
+        if update is not None:
+            update.entries = {k: v.clone() for k, v in update.entries.items()}
+            sent_by(update, party.id)
     record: dict[str, Any] = {}
     optimizers: dict[str, dict[str, State | Tensor]] = {}
     for name, spec in kit.held.items():
@@ -258,9 +267,6 @@ def _finish(kit: Kit, slot: Slot, party: Party) -> Outcome:
                     optimizers[name] = state
                 else:
                     record[f"{name}/optimizer"] = state
-    if update is not None:
-        update.entries = {k: v.clone() for k, v in update.entries.items()}
-        sent_by(update, party.id)
     entries = update.entries if update is not None else {}
     finite = sound([net.state for net in slot.nets.values()], entries, record, optimizers)
     logs = {k: t.clone() for k, t in slot.logs.items()}

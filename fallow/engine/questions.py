@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fallow import draws
 from fallow.engine import feed, statistics
+from fallow.engine.hooks import at
 from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
 from fallow.engine.party import Job, Party, begin_calls, numbers, run_step, start_of
@@ -86,8 +87,10 @@ class Questions:
 def gradient(party: Asked) -> State | None:
     """The gradient of the method's own loss at the weights received: the mean over one pass of its plan; None without a step."""
     method, slot = party.kit.method, party.slot
-    found = {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in method.begin(party).items()}
-    plan = method.plan(party, found)
+    with at("begin", party.kit, party.round, party.id):
+        found = {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in method.begin(party).items()}
+    with at("plan", party.kit, party.round, party.id):
+        plan = method.plan(party, found)
     slot.total.zero_()
     samples: Tensor | float = 0.0
     for step in feed.steps(party.site, plan, party.key("plan"), partial(numbers, party)):

@@ -15,6 +15,7 @@ from fallow.engine.clients import SERVER, Clients, Executor, Reply, Request
 from fallow.engine.eager import over_ranges
 from fallow.engine.evaluating import Validation, columns
 from fallow.engine.finite import defined, sound, too_large
+from fallow.engine.hooks import at
 from fallow.engine.keep import Keep
 from fallow.engine.local import Local
 from fallow.engine.measuring import Measuring
@@ -43,7 +44,8 @@ class Federated:
         self.clients: Clients = clients or Local(simulation, executor, keep)
         self.server = Server(self.kit)
         self.server["model"] = self.kit.policy.travels(self.kit.initial())
-        self.method.start(self.server)
+        with at("start", self.kit, 0):
+            self.method.start(self.server)
         self.seconds: dict[str, float] = {}
         self.whole = True  # false if a failure left kept records of a round that is not in effect
         self.finishing: Callable[[], None] = lambda: None  # called when a round begins to take effect
@@ -95,7 +97,8 @@ class Federated:
                 self._keep_server(outcome)
             updates = self._updates(replies, own)
             if updates:
-                self.method.merge(server, updates)
+                with at("merge", self.kit, server.round):
+                    self.method.merge(server, updates)
             self._judge("the merge", server.entries)
         if turn.startswith("after"):
             self._turn(tally)
@@ -120,7 +123,8 @@ class Federated:
         server, requests = self.server, []
         made: list[tuple[State, State]] = []  # statistics are made once for each model sent
         for position, client in enumerate(server.active):
-            message = self.method.down(server, client)
+            with at("down", self.kit, server.round, client):
+                message = self.method.down(server, client)
             message = {k: self._for_use(v, made) for k, v in message.items()}
             if self._travelling and position < len(server.entries.get("optimizers", [])):
                 message |= {f"{n}/optimizer": t for n, t in server["optimizers"][position].items()}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,7 +123,7 @@ class Working:
     position: int
     party: int
     slot: CapturedSlot
-    steps: Iterator[Any]
+    steps: Generator[Any, None, Outcome]
     waiting: torch.cuda.Event | None = None
     images: int = 0  # of its last step
 
@@ -236,7 +236,10 @@ class Slots:
             if w.party not in self.begins:
                 signature = item.signature()
                 self.begins[w.party] = self._signatures.setdefault(signature, signature)
-            w.slot.make(item)
+            try:
+                w.slot.make(item)
+            except Exception as e:
+                w.steps.throw(e)
             w.images = item.images
         else:
             w.waiting = item

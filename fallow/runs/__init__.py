@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fallow import config as configuration
-from fallow import disk, models
+from fallow import disk
 from fallow.config import Config
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.given import source_of
@@ -22,12 +22,14 @@ from fallow.data.sources import Source
 from fallow.data.validation import hold_out
 from fallow.engine import ranks
 from fallow.engine.clients import Executor
+from fallow.engine.debug import Debug
 from fallow.engine.eager import Eager
 from fallow.engine.evaluating import best_round, in_full
+from fallow.engine.hooks import watched
+from fallow.engine.inspecting import inspect
 from fallow.engine.keep import Keep
 from fallow.engine.kit import Declared, Kit
 from fallow.engine.ranks import RankLost, Ranks
-from fallow.engine.repeats import draws_its_own
 from fallow.engine.round import Federated
 from fallow.engine.simulation import Simulation
 from fallow.engine.slots import Slots
@@ -37,7 +39,7 @@ from fallow.methods.base import Method
 from fallow.runs import automatic, longer
 from fallow.runs import origin as origins
 from fallow.runs.data import Reading, completed, load_source, named, opened_source, sized
-from fallow.runs.folder import RunFolder, warn
+from fallow.runs.folder import RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
 from fallow.runs.onlookers import watching
@@ -59,7 +61,8 @@ def executor_for(simulation: Simulation, compared: dict[str, Any] | None = None)
     Where torchrun started several processes, rank 0 shares the work with the others; they have what is `compared`.
     """
     kit, rank = simulation.kit, ranks.number()
-    own: Executor = (Slots if kit.device.type == "cuda" and kit.options.capture else Eager)(simulation)
+    captured = kit.device.type == "cuda" and kit.options.capture
+    own: Executor = (Debug if kit.debug else Slots if captured else Eager)(simulation)
     if rank or ranks.count() == 1:
         return own
     federation = {name: torch.tensor(array) for name, array in simulation.federation.arrays().items()}
@@ -94,8 +97,13 @@ def _built(begin: dict[str, Any], source: Source | None) -> tuple[Kit, Executor]
     source = load_source(options, source)
     origins.check_rank_data(source, begin["origin"])
     federation = Federation.of({name: tensor.numpy() for name, tensor in begin["federation"].items()})
-    simulation = Simulation(options, method(options, len(source.classes)), source, federation)
+    simulation = _simulation(options, method, source, federation)
     return simulation.kit, executor_for(simulation)
+
+
+def _simulation(options: Config, method: type[Method], source: Source, federation: Federation) -> Simulation:
+    kind = watched(method) if options.backend == "debug" else method
+    return Simulation(options, kind(options, len(source.classes)), source, federation)
 
 
 class Run:
@@ -106,16 +114,13 @@ class Run:
     ):
         self.folder, self.options, self.source, self.federation = folder, options, source, federation
         found = origins.located(options, Path(origin.started_in)) if origin else options
-        self.simulation = Simulation(found, method(options, len(source.classes)), source, federation)
+        self.simulation = _simulation(found, method, source, federation)
         self.kit = self.simulation.kit
         self.layouts = self.kit.layouts()
         keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.kit.device)
         self.federated = Federated(self.simulation, executor_for(self.simulation), keep)
         self.done = 0
         self.health = Health(folder.path, facts(self.simulation), [])
-        if models.is_own(options.model) and draws_its_own(self.kit):
-            cause = f"the model {options.model} draws random numbers that are torch's own, so this run cannot be repeated or resumed exactly"
-            warn(f"{cause}; nn.Dropout can, F.dropout and torch.rand cannot")
 
     def restore(self) -> None:
         found = self.folder.restore(self.layouts, self.kit.device)
@@ -326,6 +331,7 @@ def _run(
             disk.write(folder.metrics, "")
             folder.begin()
             at_work = Run(folder, method, options, source, federation, origin)
+            inspect(at_work.federated)
         except BaseException:
             folder.remove()  # nothing was run, so nothing stays behind
             raise
