@@ -139,7 +139,8 @@ class Party:
 
     def judge(self, samples: Samples, label: Tensor, sure: Tensor | None = None, confidence: Tensor | None = None) -> None:
         """Logs the label ratio, the labels' classes and, where true labels are known, label accuracy."""
-        self.slot.judge(feed.Part({"_truth": self.site.truth(samples.rows)}), label, sure, confidence=confidence)
+        truth = self.site.truth(samples.rows)
+        self.slot.judge(feed.Part({} if truth is None else {"_truth": truth}), label, sure, confidence=confidence)
 
     def log(self, **values: Any) -> None:
         self.slot.log(**values)
