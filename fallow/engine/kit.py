@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,11 @@ class Declared:
         return Declared(
             len(source.classes), source.channels, source.size, mean, std, source.flip, federation.most_unlabelled, federation.uneven
         )
+
+    @staticmethod
+    def read(told: Mapping[str, Any]) -> Declared:
+        """What `asdict` made of one, after a journey as JSON."""
+        return Declared(**{name: tuple(v) if isinstance(v, list) else v for name, v in told.items()})
 
 
 class Kit:
