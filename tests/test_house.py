@@ -58,7 +58,7 @@ def test_a_model_that_all_get_has_its_statistics_made_once(tmp_path: Path) -> No
 
 # -- train and eval mode of own models --------------------------------------------------------------------------------------
 def test_a_model_that_asks_for_its_mode_is_tested_in_eval_mode(tmp_path: Path) -> None:
-    keys = TINY | {"method": "fedavg", "labels": "clients", "model": f"{HERE / 'linear.py'}:Dropping", "lr": 0.1, "eval_batch": 60}
+    keys = TINY | {"method": "fedavg", "labels": "clients", "model": f"{HERE / 'linear.py'}:Halving", "lr": 0.1, "eval_batch": 60}
     result = fallow.run(out=tmp_path, **keys | {"rounds": 1, "steps": 20})
     source = few_digits()
     with torch.no_grad():
@@ -68,12 +68,17 @@ def test_a_model_that_asks_for_its_mode_is_tested_in_eval_mode(tmp_path: Path) -
     assert result.metrics[0]["test_loss"] == pytest.approx(float(loss), abs=1e-5)
 
 
-def test_a_model_whose_draws_nobody_can_repeat_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_whose_draws_nobody_can_repeat_is_refused_by_name(tmp_path: Path) -> None:
     for name in ("Dropping", "Buffered", "Keyed"):
-        keys = TINY | {"method": "fedavg", "labels": "clients", "rounds": 1, "model": f"{HERE / 'linear.py'}:{name}"}
-        fallow.run(out=tmp_path, quiet=True, **keys)
-        told = f"warning: the model {keys['model']} draws random numbers that are torch's own, so this run cannot be repeated or resumed exactly"
-        assert capsys.readouterr().err == (f"{told}; nn.Dropout can, F.dropout and torch.rand cannot\n" if name == "Dropping" else "")
+        keys = TINY | {"method": "fedavg", "labels": "clients", "rounds": 1, "model": f"{HERE / 'linear.py'}:{name}", "quiet": True}
+        if name != "Dropping":
+            fallow.run(out=tmp_path, **keys)
+            continue
+        with pytest.raises(UserError) as error:
+            fallow.run(out=tmp_path, **keys)
+        told = f"the model {keys['model']} draws random numbers that are torch's own, so its runs could be neither repeated nor resumed exactly"
+        assert str(error.value) == f"{told}; use nn.Dropout, which is keyed, in place of F.dropout and torch.rand."
+        assert not list(tmp_path.iterdir())
 
 
 def test_each_pass_sets_the_mode() -> None:
