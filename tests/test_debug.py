@@ -9,9 +9,10 @@ import pytest
 from conftest import TINY, same
 
 import fallow
-from fallow import UserError
+from fallow import UserError, draws
 
 HEAD = "import torch\nfrom fallow import Method, Net, Plan, Update\n\nclass Mine(Method):\n"
+FIRST = int(draws.first(draws.key(1, "active", 0), TINY["clients"], TINY["active"])[0])  # who is drawn first under active_seed=1
 KEYS = TINY | {"labels": "clients", "rounds": 2, "quiet": True, "trust": True}
 
 
@@ -25,16 +26,16 @@ def told(folder: Path, body: str, **keys: Any) -> str:
     with pytest.raises(Exception) as error:
         run(folder, body, **keys)
     text = str(error.value) if isinstance(error.value, UserError) else error.value.__notes__[0]
-    return text.replace(f"{folder}/", "")
+    return text.replace(f"{folder}/", "").replace(f"client {FIRST}", "client FIRST")
 
 
 FAILING = {
     "start": ("    def start(self, server): raise KeyError('x')\n", "in `start` of mine.py:Mine, round 1"),
-    "down": ("    def down(self, server, client): return {'model': server.model, 'x': server['x']}\n", "in `down` of mine.py:Mine, client 3, round 1"),
-    "begin": ("    def begin(self, party): return {'x': party.received['x']}\n", "in `begin` of mine.py:Mine, client 3, round 1"),
-    "plan": ("    def plan(self, party, found): return Plan(x=party.labelled.batches(8, 'weak', steps=found['x']))\n", "in `plan` of mine.py:Mine, client 3, round 1"),
-    "step": ("    def supervised(self, s, b): return super().supervised(s, b.x)\n", "in `step` of mine.py:Mine, client 3, round 1, step 1"),
-    "end": ("    def end(self, party): return Update(x=[1.0])\n", "in `end` of mine.py:Mine, client 3, round 1"),
+    "down": ("    def down(self, server, client): return {'model': server.model, 'x': server['x']}\n", "in `down` of mine.py:Mine, client FIRST, round 1"),
+    "begin": ("    def begin(self, party): return {'x': party.received['x']}\n", "in `begin` of mine.py:Mine, client FIRST, round 1"),
+    "plan": ("    def plan(self, party, found): return Plan(x=party.labelled.batches(8, 'weak', steps=found['x']))\n", "in `plan` of mine.py:Mine, client FIRST, round 1"),
+    "step": ("    def supervised(self, s, b): return super().supervised(s, b.x)\n", "in `step` of mine.py:Mine, client FIRST, round 1, step 1"),
+    "end": ("    def end(self, party): return Update(x=[1.0])\n", "in `end` of mine.py:Mine, client FIRST, round 1"),
     "merge": ("    def merge(self, server, updates): server['model'] = updates[0]['x']\n", "in `merge` of mine.py:Mine, round 1"),
 }
 
@@ -52,17 +53,17 @@ def test_a_later_step_is_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("body", "sentence"), [
-    (FAILING["end"][0], "in `end` of mine.py:Mine, client 3, round 1: end sends a list as 'x'; States and tensors travel"),
+    (FAILING["end"][0], "in `end` of mine.py:Mine, client FIRST, round 1: end sends a list as 'x'; States and tensors travel"),
     ("    def down(self, server, client): return {'model': server.model, 'x': torch.zeros(3)}\n"
      "    def end(self, party): return Update(model=party.model.state, x=torch.zeros(4))\n",
-     "in `end` of mine.py:Mine, client 3, round 1: end sends 'x' as a tensor of shape (4,), and received it as a tensor of shape (3,)"),
-    ("    def plan(self, party, found): return None\n", "in `plan` of mine.py:Mine, client 3, round 1: plan gives nothing, and not a Plan"),
+     "in `end` of mine.py:Mine, client FIRST, round 1: end sends 'x' as a tensor of shape (4,), and received it as a tensor of shape (3,)"),
+    ("    def plan(self, party, found): return None\n", "in `plan` of mine.py:Mine, client FIRST, round 1: plan gives nothing, and not a Plan"),
     ("    def merge(self, server, updates): server.model.groups['parameters'].zero_()\n",
      "in `merge` of mine.py:Mine, round 1: merge changes server['model'] in place, which a round that fails could not take back"),
     ("    def supervised(self, s, b): s.descend(s.model(b.x.labelled).sum() * b.pull)\n"
      "    def plan(self, party, found): return super().plan(party, found).having(pull=[1.0, float('nan'), 1.0])\n",
-     "in `step` of mine.py:Mine, client 3, round 1, step 2: 'model' became NaN or infinite; look at the loss of this step"),
-    ("    def supervised(self, s, b): s.log(round=1)\n", "in `step` of mine.py:Mine, client 3, round 1, step 1: a method cannot log 'round'"),
+     "in `step` of mine.py:Mine, client FIRST, round 1, step 2: 'model' became NaN or infinite; look at the loss of this step"),
+    ("    def supervised(self, s, b): s.log(round=1)\n", "in `step` of mine.py:Mine, client FIRST, round 1, step 1: a method cannot log 'round'"),
 ])  # fmt: skip
 def test_debug_looks_at_every_hook_and_step(body: str, sentence: str, tmp_path: Path) -> None:
     assert told(tmp_path, body, active_seed=1, steps=3, backend="debug").startswith(sentence)
