@@ -32,7 +32,7 @@ def at(hook: str, kit: Kit, round: int, party: int | None = None, step: int = 0)
     except Exception as e:
         whose = "" if party is None else "the server, " if party <= SERVER else f"client {party}, "
         place = f"`{hook}` of {kit.options.method}, {whose}round {round + 1}" + (f", step {step}" if step else "")
-        if kit.debug and type(e) in (UserError, Wrong):
+        if kit.debug and isinstance(e, UserError):
             raise UserError(f"in {place}: {e.cause}", e.remedy) from e
         e.add_note(f"in {place}")
         raise

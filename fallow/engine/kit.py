@@ -20,7 +20,7 @@ from fallow.data.views import Views, normalisation
 from fallow.engine.nets import NetHandle
 from fallow.engine.policies import policy_of
 from fallow.engine.schedule import Schedule
-from fallow.methods.base import Method, Net, Value
+from fallow.methods.base import AnyMethod, Net, Value
 from fallow.methods.state import Layout, State
 
 
@@ -47,13 +47,14 @@ class Declared:
     @staticmethod
     def read(told: Mapping[str, Any]) -> Declared:
         """What `asdict` made of one, after a journey as JSON."""
-        return Declared(**{name: tuple(v) if isinstance(v, list) else v for name, v in told.items()})
+        facts: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
+        return Declared(**facts)
 
 
 class Kit:
     """Read-only for everyone but for `finished` and `sharing`. Parties of one process share it; it tells none from another."""
 
-    def __init__(self, options: Config, method: Method, declared: Declared):
+    def __init__(self, options: Config, method: AnyMethod, declared: Declared):
         self.options, self.method, self.declared = options, method, declared
         self.device = machine.device_of(options.device)
         Schedule.parse(options.schedule)  # complains now, not in the first round

@@ -12,13 +12,13 @@ from fallow.engine.clients import SERVER
 from fallow.engine.kit import Declared, Kit
 from fallow.engine.memory import out_of_memory, too_little
 from fallow.engine.site import Site, Sites
-from fallow.methods.base import Method
+from fallow.methods.base import AnyMethod
 
 
 class Simulation(Sites):
     """Its images lie on the device once; a site has rows of them."""
 
-    def __init__(self, options: Config, method: Method, source: Source, federation: Federation, declared: Declared | None = None):
+    def __init__(self, options: Config, method: AnyMethod, source: Source, federation: Federation, declared: Declared | None = None):
         """`declared`: of a federation whose clients are elsewhere, whose holdings are empty here."""
         self.kit = Kit(options, method, declared or Declared.of(options, source, federation))
         self.source, self.federation = source, federation

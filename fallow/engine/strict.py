@@ -86,11 +86,11 @@ def outside(kit: Kit) -> Iterator[None]:
         with relaxed():
             return made(*args)
 
-    kit.view = view  # type: ignore[method-assign]
+    vars(kit)["view"] = view
     try:
         yield
     finally:
-        del kit.view
+        del vars(kit)["view"]
 
 
 def guarded(function: Callable[..., Any], copies: bool = False) -> Callable[..., Any]:
