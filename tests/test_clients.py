@@ -15,6 +15,7 @@ from fallow.engine.local import Local
 from fallow.engine.party import Job, Outcome
 from fallow.engine.round import Federated
 from fallow.methods import REGISTERED, find
+from fallow.methods.base import Method
 from fallow.methods.parts.averaging import mean
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
@@ -102,3 +103,52 @@ def test_statistics_come_from_those_who_answer(tmp_path: Path) -> None:
         statistics.layerwise(net, norms, "exact", lambda a, b: [statistics.moments_between(net, norms, a, b, x) for x in batches])
     assert torch.allclose(found.groups["statistics"], net.flat.groups["statistics"], atol=1e-4, rtol=1e-4)
     assert find("fedavg") is type(f.method)
+
+
+# -- late ones ---------------------------------------------------------------------------------------------------------
+class Late(Local):
+    """Client 1 needs two rounds: what it began in one comes in the next, in which it is asked nothing new."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.waiting: tuple[Reply, dict[str, Any]] | None = None
+
+    def train(self, requests: Sequence[Request], here: Sequence[Job] = ()) -> tuple[list[Reply | None], list[Outcome]]:
+        late, self.waiting = self.waiting, None
+        replies, own = super().train([r for r in requests if late is None or r.party != 1], here)
+        found = {r.party: r for r in replies if r is not None}
+        if late is None:
+            self.waiting = found.pop(1), self._kept.pop(1)
+        else:
+            found[1], self._kept[1] = late
+        return [found.get(r.party) for r in requests], own
+
+
+def test_a_method_may_weigh_late_updates_by_their_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FedAsync does: the model moves towards each update, by half as much for each round that it is late."""
+    seen: list[tuple[int, int, Any]] = []
+
+    def merge(self: Method, server: Any, updates: Any) -> None:
+        for u in updates:
+            seen.append((u.client, server.round - u.round, u["model"]))
+            server["model"] = server.model.lerp(u["model"], 0.5 * 0.5 ** (server.round - u.round))
+
+    monkeypatch.setattr(find("fedavg"), "merge", merge)
+    f = federated(tmp_path, set(), method="fedavg", norm="gn", clients=2, active=2)
+    f.clients = Late(f.simulation, f.executor, f.keep)
+    start = f.server.model.groups["parameters"].clone()
+    assert [f.round(n)["clients"] for n in range(2)] == [1, 2]
+    assert [(client, age) for client, age, _ in seen] == [(0, 0), (0, 0), (1, 1)]
+    first, second, late = (u.groups["parameters"].double() for _, _, u in seen)
+    after = (start.double() + first) / 2
+    want = 0.75 * (after + second) / 2 + 0.25 * late
+    torch.testing.assert_close(f.server.model.groups["parameters"].double(), want, rtol=0, atol=1e-6)
+
+
+def test_what_a_late_client_keeps_takes_effect_with_its_update(tmp_path: Path) -> None:
+    f = federated(tmp_path, set(), method="fedloke", norm="gn")
+    f.clients = Late(f.simulation, f.executor, f.keep)
+    f.round(0)
+    assert sorted(f.keep.version) == [0, 2, 3]
+    f.round(1)
+    assert f.keep.version == {0: 2, 1: 2, 2: 2, 3: 2}

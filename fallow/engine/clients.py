@@ -52,6 +52,7 @@ class Reply:
     lr: float | None = None  # mean over its steps, of `model` (else of the first net it trains)
     descended: bool = True  # whether a step trained a net
     looked_at: list[str] = field(default_factory=list)  # held things that a hook used
+    round: int = 0  # that of the request; a late reply may be of an earlier one than the round that takes it
 
 
 class Executor(Protocol):
@@ -66,7 +67,7 @@ class Clients(Protocol):
     """The clients of a federation, wherever they are."""
 
     def train(self, requests: Sequence[Request], here: Sequence[Job] = ()) -> tuple[list[Reply | None], list[Outcome]]:
-        """Each client's reply, None where none came, and what the server's own jobs, done meanwhile, came to."""
+        """To each request its client's reply, None where none came, or a late one to an earlier request; and what the server's own jobs, done meanwhile, came to."""
 
     def ask(self, question: str, requests: Iterable[Request], after: bool = False, **about: Any) -> list[Any]:
         """Each party's answer (questions.py), None where there is none. What it keeps is that of before this round, or after."""

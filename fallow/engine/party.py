@@ -273,7 +273,7 @@ def _finish(kit: Kit, slot: Slot, party: Party) -> Outcome:
     counts = Counts(len(party.labelled), len(np.union1d(party.labelled.rows, party.unlabelled.rows)))
     return Outcome(
         party.id, party.made, update, counts, optimizers, logs, finite, mean_rate(party.lr),
-        slot.descended, sorted(slot.looked_at), record,
+        slot.descended, sorted(slot.looked_at), party.round, record,
     )  # fmt: skip
 
 

@@ -199,7 +199,7 @@ class Federated:
         clients = sorted((r for r in replies if r is not None), key=lambda r: r.party)
         for reply in (*own, *clients):
             if reply.update is not None:
-                reply.update.weight = self._weight(reply)
+                reply.update.weight, reply.update.round = self._weight(reply), reply.round
                 updates.append(reply.update)
         if updates.server and self.o.weights == "half":
             updates.server.weight = float(max(1, len(updates.clients)))
