@@ -22,7 +22,7 @@ class FixMatch(Method):
 
     paper = "Sohn et al., NeurIPS 2020"
     scenarios = {"server", "clients", "some"}
-    labellers = labelling.ALL
+    labellers = labelling.EACH
     defaults = {"labeller": "current"}
 
     class Options(Method.Options):
