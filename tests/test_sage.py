@@ -191,7 +191,7 @@ def federated(path, **keys):
 @pytest.mark.usefixtures("in_double")
 def test_a_round_in_plain_torch(tmp_path, monkeypatch):
     """One client's steps with torch's own SGD and batch norm, on the batches that the round drew."""
-    f = federated(tmp_path, clients=1, active=1, lr=0.05, weight_decay=0.01, augment={"strong": "weak"})
+    f = federated(tmp_path, clients=1, active=1, lr=0.0625, weight_decay=0.01, augment={"strong": "weak"})
     seen, step = [], SAGE.step
     monkeypatch.setattr(SAGE, "step", lambda self, s, b: (seen.append((b.x.labelled.clone(), b.x.y.clone(), b.u.weak.clone(), b.u.strong.clone())), step(self, s, b))[1])
 
@@ -202,7 +202,7 @@ def test_a_round_in_plain_torch(tmp_path, monkeypatch):
 
     net, teacher = fresh(), fresh().eval()
     f.round(0)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0625, momentum=0.9, weight_decay=0.01)
     for x, y, weak, strong in seen:
         zx, zw, zs = net(torch.cat([x, weak, strong])).split([len(x), len(weak), len(strong)])
         pl, pg = zw.detach().softmax(1), teacher(weak).detach().softmax(1)
