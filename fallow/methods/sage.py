@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fallow.config import key
-from fallow.methods.base import Method, Net, Plan, Value
-from fallow.methods.parts.batching import full_batches, set_size, walks
+from fallow.config import Keys, key
+from fallow.methods.base import Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot
+from fallow.methods.parts.batching import full_batches, refuse_sets, walks
 from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.labelling import one_hot
 from fallow.methods.parts.losses import cross_entropy, masked_mean, smoothed_kl
 
 
-class SAGE(Method):
+class TaughtSlot(Slot):
+    teacher: NetHandle  # the model as it was received
+
+
+class SAGE(Method[TaughtSlot, Party, Batch]):
     """Local and received model label together: local labels where both are as sure, else the received model's.
 
     "Mind the Gap: Confidence Discrepancy Can Guide Federated Semi-Supervised Learning Across Pseudo-Mismatch", CVPR 2025.
@@ -36,20 +39,20 @@ class SAGE(Method):
         kappa: float = key(math.log(2) / 0.05, "how fast the local label loses weight with the gap of confidences", "kappa", ge=0)
         weight: float = key(1.0, "of the unlabelled loss", ge=0)
 
+        def refuse(self) -> None:
+            super().refuse()
+            refuse_sets(self)
+
+    o: Options
+
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         return super().automatic(facts) | common(facts) | {"threshold": facts.threshold}
 
-    @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        if options.batch == "full" or set_size(options.unlabelled_batch, options.batch) is None:
-            return f"{options.method} draws batches of a set size; set batch to a count, and unlabelled_batch to a count, equal or ratio:N"
-        return None
-
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         return {"model": Net(), "teacher": Net(start="model", train=False)}
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+    def plan(self, party: Party, found: Found) -> Plan:
         streams = (full_batches(party, steps, "labelled", ("weak", "strong")) for steps in walks(party))
         return sum((Plan(x=x, u=u) for x, u in streams), Plan())
 
@@ -62,15 +65,15 @@ class SAGE(Method):
         mixed = trust * one_hot(yl, local) + (1 - trust) * one_hot(yg, local)
         return torch.where(sure_l[:, None], mixed, one_hot(yg, local)), sure_l | sure_g
 
-    def step(self, s: Any, b: Any) -> None:
+    def step(self, s: TaughtSlot, b: Batch) -> None:
         zx, zw, zs = s.model.together(b.x.labelled, b.u.weak, b.u.strong)                 # one batch for BN
-        loss: Any = cross_entropy(zx, b.x.y) if b.x else 0.0
-        used: Any = None
+        loss: Tensor | float = cross_entropy(zx, b.x.y) if b.x else 0.0
+        used: Tensor | None = None
         if b.u:
             with torch.no_grad():
                 local, received = zw.softmax(1), s.teacher(b.u.weak, stats="running").softmax(1)
                 target, used = self.target(local, received)
             loss = loss + self.o.weight * masked_mean(smoothed_kl(target, zs), used)      # L_u
             s.judge(b.u, target.argmax(1), used, confidence=torch.maximum(local.amax(1), received.amax(1)))
-        s.descend(loss, when=None if b.x else used.any())
+        s.descend(loss, when=None if b.x or used is None else used.any())
         s.log(loss=loss)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from fallow.data.samples import Stream
+from fallow.config import Config
+from fallow.data.samples import Array, Stream, Tail
 from fallow.errors import UserError
+from fallow.methods.interface import Party
 
 
 def matched(labelled: int, unlabelled: int, batch: int, floor: bool = False) -> tuple[int, int]:
@@ -20,15 +21,15 @@ def matched(labelled: int, unlabelled: int, batch: int, floor: bool = False) -> 
 
 
 def paired(
-    party: Any, labelled_view: str, unlabelled_views: tuple[str, ...], mode: int | str | None = None, **columns: Any
+    party: Party, labelled_view: str, unlabelled_views: tuple[str, ...], mode: int | str | None = None, **columns: Array | None
 ) -> tuple[Stream, Stream]:
     """The labelled and the unlabelled stream of a party, by the key `unlabelled_batch`; `columns` go with the latter."""
     x, u, B = party.labelled, party.unlabelled.having(**columns), party.batch
     mode = party.options.unlabelled_batch if mode is None else mode
     epochs, steps = party.epochs, party.steps
 
-    def streams(size: int | None, count: int | None, **how: Any) -> tuple[Stream, Stream]:
-        return x.batches(B, labelled_view, steps=count), u.batches(size, *unlabelled_views, steps=count, **how)
+    def streams(size: int | None, count: int | None, tail: Tail = "keep") -> tuple[Stream, Stream]:
+        return x.batches(B, labelled_view, steps=count), u.batches(size, *unlabelled_views, steps=count, tail=tail)
 
     if not len(u):
         return x.batches(B, labelled_view, epochs=epochs, steps=steps), u.batches(1, *unlabelled_views)
@@ -41,7 +42,7 @@ def paired(
         floor = mode.endswith(":floor")
         n, size = matched(len(x), len(u), B or len(x), floor)
         return streams(size, _count(n, epochs, steps), tail="drop" if floor else "keep")
-    if size := set_size(mode, B):
+    if size := set_size(mode, B or len(x)):
         return streams(size, _count(max(1, len(u) // size), epochs, steps))
     raise UserError(
         f"unlabelled_batch={mode!r} is not known", "use a count, match-steps, match-steps:floor, equal, ratio:N or full"
@@ -55,22 +56,28 @@ def set_size(mode: int | str, batch: int) -> int | None:
     return batch if mode == "equal" else int(mode.partition(":")[2]) * batch if mode.startswith("ratio:") else None
 
 
-def walk(party: Any) -> int:
+def walk(party: Party) -> int:
     """Steps of one of SAGE's epochs: as many as the unlabelled set has labelled batches."""
-    return max(1, (len(party.unlabelled) or len(party.labelled)) // party.batch)
+    return max(1, (len(party.unlabelled) or len(party.labelled)) // (party.batch or 1))
 
 
-def walks(party: Any) -> list[int]:
+def walks(party: Party) -> list[int]:
     """A round's steps, epoch by epoch."""
     n = walk(party)
-    steps = party.steps or math.ceil(n * party.epochs - 1e-9)
+    steps = party.steps or math.ceil(n * (party.epochs or 1) - 1e-9)
     return [n] * (steps // n) + [steps % n] * (steps % n > 0)
 
 
-def full_batches(party: Any, steps: int, labelled_view: str, unlabelled_views: tuple[str, ...]) -> tuple[Stream, Stream]:
+def full_batches(party: Party, steps: int, labelled_view: str, unlabelled_views: tuple[str, ...]) -> tuple[Stream, Stream]:
     """Labelled batches drawn with replacement; unlabelled ones in shuffled passes, whose short last batch is left out."""
     x = party.labelled.batches(party.batch, labelled_view, steps=steps, replace=True)
-    return x, party.unlabelled.batches(set_size(party.options.unlabelled_batch, party.batch), *unlabelled_views, steps=steps, tail="drop")
+    return x, party.unlabelled.batches(set_size(party.options.unlabelled_batch, party.batch or 1), *unlabelled_views, steps=steps, tail="drop")
+
+
+def refuse_sets(o: Config) -> None:
+    """For methods whose batches have a size, whatever a client has."""
+    if o.batch == "full" or set_size(o.unlabelled_batch, o.batch) is None:
+        raise UserError(f"{o.method} draws batches of a set size", "set batch to a count, and unlabelled_batch to a count, equal or ratio:N")
 
 
 def _count(per_epoch: int, epochs: float | None, steps: int | None) -> int:

@@ -51,7 +51,8 @@ def smoothed_kl(target: Tensor, logits: Tensor, by: float = 1e-10) -> Tensor:
 
 def entropy(probabilities: Tensor) -> Tensor:
     """Entropy per sample, in nats."""
-    return torch.special.entr(probabilities).sum(1)
+    each: Tensor = torch.special.entr(probabilities)
+    return each.sum(1)
 
 
 def certainty(entropies: Tensor, classes: int) -> Tensor:
