@@ -20,7 +20,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 import fallow
 from fallow import UserError
 from fallow.engine.keep import Keep
-from fallow.flower import deployed
+from fallow.flower import deployed, traffic
+from fallow.flower.exchange import to_records
 from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
 from fallow.flower.nodes import Nodes
 from fallow.flower.records import Records
@@ -43,7 +44,7 @@ def told_by_both(path: Path) -> list[dict[str, Any]]:
     found = [{k: v for k, v in row.items() if not k.endswith(HIDDEN)} for row in rows(path)]
     for row in found:
         for name in (k for k in row if k.startswith("prior_js")):
-            row[name].pop("labels", None)
+            row[name] = {k: v for k, v in row[name].items() if not k.startswith("labels")}
     return found
 
 
@@ -315,3 +316,31 @@ def test_commits_say_which_records_are_needed(tmp_path: Path) -> None:
         keep.version[0] = round
         keep.commit()
     assert keep.committed == [{0: 2}, {0: 3}]
+
+
+@pytest.mark.parametrize("method", ["fedloke", "feddb"])
+def test_the_list_of_what_travels_has_the_bytes_of_the_messages(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against what Flower is given, by the arrays' own lengths."""
+    heard: dict[tuple[str, str], int] = {}
+    usual = traffic.items
+
+    def items(way: str, kind: str, parcel: Parcel) -> list[traffic.Item]:
+        made = usual(way, kind, parcel)
+        records = to_records(parcel)
+        arrays = sum(a.numpy().nbytes for a in records.array_records["arrays"].values())
+        texts = sum(len(str(t).encode()) for t in records.config_records["fallow"].values())
+        place = way, made[0].kind
+        heard[place] = max(heard.get(place, 0), arrays + texts)
+        assert sum(i.bytes for i in made if i.type != "text") == arrays
+        return made
+
+    monkeypatch.setattr(traffic, "items", items)
+    found = traffic.overheard(method, TINY | {"clients": 3, "active": 3, "measure": "diversity,prior,labels"})
+    for place, size in heard.items():
+        assert sum(i.bytes for i in found if (i.way, i.kind) == place) == size
+    kinds = {i.kind for i in found}
+    assert {"train", "who", "gradient", "mean_prediction", "label_accuracies"} <= kinds
+    up = {i.name for i in found if (i.way, i.kind) == ("up", "train")}
+    assert "reply.update.model.parameters" in up and ("reply.update.prior" in up) == (method == "feddb")
+    assert not any("personal" in i.name or "local" in i.name for i in found if "logs" not in i.name)  # what is kept stays
+    assert all(i.discloses for i in found)

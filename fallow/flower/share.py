@@ -158,4 +158,5 @@ def _write(folder: Path, source: Source, held: Holding, keys: Keys, name: str, m
         folder.mkdir(parents=True, exist_ok=True)
     with disk.told(folder / "share.npz"), disk.replacing(folder / "share.npz") as file:
         np.savez_compressed(file, **arrays, **(more or {}))  # type: ignore[arg-type]
-    disk.write(folder / name, yaml.safe_dump(keys, sort_keys=False))
+    there = read_yaml(folder / name) if (folder / name).exists() else {}
+    disk.write(folder / name, yaml.safe_dump(there | keys, sort_keys=False))
