@@ -16,11 +16,12 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fallow
 
 from flower_grid import Deployed
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from PIL import Image
 
 import fallow
 from fallow import UserError
 from fallow.engine.keep import Keep
-from fallow.flower import deployed, traffic
+from fallow.flower import deployed, share, traffic
 from fallow.flower.exchange import to_records
 from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
 from fallow.flower.nodes import Nodes
@@ -344,3 +345,43 @@ def test_the_list_of_what_travels_has_the_bytes_of_the_messages(method: str, mon
     assert "reply.update.model.parameters" in up and ("reply.update.prior" in up) == (method == "feddb")
     assert not any("personal" in i.name or "local" in i.name for i in found if "logs" not in i.name)  # what is kept stays
     assert all(i.discloses for i in found)
+
+
+# -- a party's own data ------------------------------------------------------------------------------------------------
+def _pictures(folder: Path, tones: list[int]) -> None:
+    folder.mkdir(parents=True)
+    for k, tone in enumerate(tones):
+        Image.fromarray(np.full((8, 8), tone, np.uint8)).save(folder / f"{k}.png")
+
+
+def test_a_node_s_folder_needs_neither_labels_nor_all_classes(tmp_path: Path) -> None:
+    _pictures(tmp_path / "photos" / "dog", [10, 20])
+    _pictures(tmp_path / "photos" / "unlabelled", [30, 40, 50])
+    (tmp_path / "node.yaml").write_text("client: 1\ndata: photos\n")
+    found = share.named(share.read(tmp_path / "node.yaml"), ("cat", "dog"), "clients")
+    assert found.counts == {"labelled": 2, "unlabelled": 3} and found.labels.tolist() == [1, 1, -1, -1, -1]
+    assert [int(t) for t in found.images[:, 0, 0, 0]] == [10, 20, 30, 40, 50]
+    at_server = share.named(share.read(tmp_path / "node.yaml"), ("cat", "dog"), "server")
+    assert at_server.counts == {"labelled": 0, "unlabelled": 5}
+    with pytest.raises(UserError, match="has a class 'dog' that the federation has not"):
+        share.named(share.read(tmp_path / "node.yaml"), ("cat", "bird"), "clients")
+    _pictures(tmp_path / "plain", [1, 2])
+    (tmp_path / "node.yaml").write_text("client: 1\ndata: plain\n")
+    assert share.read(tmp_path / "node.yaml", size=16, fit="resize", channels=3).images.shape == (2, 3, 16, 16)
+    assert share.read(tmp_path / "node.yaml").counts == {"labelled": 0, "unlabelled": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("client: one\ndata: x.npz", "has client: one"),
+        ("clint: 1", "has a key clint; did you mean 'client'"),
+        ("client: 1\ndata: 3", "has data: 3"),
+        ("client: 1\ndata: none.npz", "there is no file"),
+        ("client: 1\ndata: none", "there is no data set, folder or file|there are no images"),
+    ],
+)  # fmt: skip
+def test_a_node_s_yaml_that_says_nothing_ends_in_a_sentence(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text(text)
+    with pytest.raises(UserError, match=why):
+        share.read(tmp_path / "node.yaml")
