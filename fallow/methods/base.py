@@ -6,7 +6,7 @@ randomness, transport, checkpoints) is not. Each hook has a default, and FedAvg 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -39,7 +39,8 @@ class Net:
     True
 
     It starts from the client's record if kept, else from the message entry `start` (its own name, else "model"), or
-    "initial" (the run's first weights), or "random" (an own seed per client).
+    "initial" (the run's first weights), or "random" (an own seed per client). `options` are keys of its optimiser and its
+    clipping that hold for this net alone.
     """
 
     make: Make | None = None
@@ -48,6 +49,7 @@ class Net:
     train: bool = True
     optimizer: Literal["reset", "keep", "travel"] | None = None
     autocast: bool = True
+    options: Mapping[str, Any] | None = None
 
 
 class Value:
