@@ -12,7 +12,7 @@ import re
 import reprlib
 import types
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -36,6 +36,9 @@ Average = Literal["mean", "grouped", "dma"]
 Split = Literal["balanced", "ceil-blocks"]
 Measure = Literal["classes", "prior", "diversity", "labels"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
+
+
+Keys: TypeAlias = dict[str, Any]  # of the configuration, and their values
 
 
 def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
@@ -68,6 +71,9 @@ def with_defaults(kind: type[Config], defaults: Mapping[str, Any]) -> type[Confi
 def listed(value: Any) -> Any:
     """`a,b` as a list, as one types it; none as an empty one."""
     return [w.strip() for w in value.split(",") if w.strip()] if isinstance(value, str) else () if value is None else value
+
+
+S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
@@ -214,6 +220,9 @@ class Config(Section):
     diversity_norms: bool = key(True, "norm layers' parameters count in gradient diversity")
     track: Annotated[tuple[Tracker, ...], BeforeValidator(listed)] = key((), "where each round is logged too, a list: tensorboard, wandb, mlflow")
 
+    def refuse(self) -> None:
+        """Raises a UserError where a method's settings make no sense together."""
+
     @model_validator(mode="after")
     def _counts(self) -> Config:
         if self.active is not None and self.active >= 1 and self.active != int(self.active):
@@ -342,7 +351,7 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def validate(kind: type[Config], values: Mapping[str, Any]) -> Config:
+def validate(kind: type[S], values: Mapping[str, Any]) -> S:
     """Typed settings, or one sentence that names the key, what was given and what to do."""
     known = _known(kind, values)
     try:

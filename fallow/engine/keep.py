@@ -30,6 +30,7 @@ class Keep:
     def __init__(self, folder: Path, budget: float, layouts: dict[str, Layout], device: torch.device):
         self.folder, self.budget, self.layouts, self.device = folder, budget, layouts, device
         self.version: dict[Owner, int] = {}  # owner -> round that wrote the record
+        self.committed: list[dict[Owner, int]] = []  # the versions at the last two commits: what a checkpoint may go back to
         self.records: dict[str, str] = {}  # SHA-256 of the files, by name; older versions among them until `clean`
         self._memory: OrderedDict[Owner, Record] = OrderedDict()
         self._bytes = 0
@@ -61,6 +62,7 @@ class Keep:
             self._save(owner)
         if self.folder.is_dir():
             disk.sync(self.folder)
+        self.committed = [*self.committed, dict(self.version)][-2:]
         return {str(o): self.version[o] for o in sorted(self.version, key=str)}
 
     def digests(self) -> dict[str, str]:
@@ -78,6 +80,7 @@ class Keep:
 
     def restore(self, index: dict[str, int], records: Mapping[str, str] | None = None, older: Iterable[str] = ()) -> None:
         self.version, self.records = {int(o) if o.isdecimal() else o: v for o, v in index.items()}, dict(records or {})
+        self.committed = [dict(self.version)]
         self._memory.clear()
         self._unsaved.clear()
         self._bytes = 0

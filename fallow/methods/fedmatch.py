@@ -4,29 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fallow.config import key
-from fallow.methods.base import Method, Net, Plan, Update, Updates, Value
+from fallow.config import Keys, key
+from fallow.data.samples import Stream
+from fallow.errors import UserError
+from fallow.methods.base import (
+    Batch, BatchPart, Found, Held, Message, Method, Net, NetHandle, Party, Plan, Server, Slot, State, Update, Updates, Value,
+)  # fmt: skip
 from fallow.methods.parts import helping, labelling, plateau
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.dma import mean_prediction
 from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.losses import ce, cross_entropy, kl, masked_mean
-from fallow.methods.parts.plateau import Plateau
+from fallow.methods.parts.plateau import Plateau, PlateauParty
+from fallow.methods.plan import StepFunction
 from fallow.methods.sparse import Sparse
-from fallow.methods.state import State
 
 Weights = Mapping[str, Tensor]
 LEAST = 1e-7  # Keras clips probabilities to it
 WEIGHTS = ("sigma", "psi")
 
 
-class FedMatch(Method):
+class Apart(Slot):
+    sigma: NetHandle
+    psi: NetHandle
+
+
+class ApartParty(PlateauParty):
+    sigma: NetHandle
+    psi: NetHandle
+    helping: Tensor  # 1 for each place that has a helper
+
+
+class Helped(BatchPart):
+    votes: Tensor  # [n, H, 2 C]: the helpers' probabilities, and one-hot what they vote for
+
+
+class Columns(Batch):
+    u: Helped
+
+
+class FedMatch(Method[Apart, ApartParty, Columns]):
     """Every weight is sigma + psi: labels move sigma, unlabelled images psi.  Jeong et al., ICLR 2021.
 
     `model` holds what is no weight: batch norm's statistics of the sum.
@@ -68,77 +91,80 @@ class FedMatch(Method):
         probabilities: Literal["exact", "clipped"] = key("exact", "the unlabelled losses from logits, or from probabilities clipped at 1e-7")
         server_psi: Literal["whole", "thresholded"] = key("whole", "psi while the server trains: as it is, or as it is tested")
 
+        def refuse(self) -> None:
+            super().refuse()
+            if self.statistics == "static" or self.norm == "sbn":
+                cause = "fedmatch sends two summands, of which neither has statistics of its own, so statistics=static has no place"
+                raise UserError(cause, "use statistics=average or batch")
+            if self.server_momentum or self.server_lr != 1:
+                cause = "fedmatch takes plain means of sigma and of psi, so server_momentum and server_lr have no place"
+                raise UserError(cause, "use server_momentum=0 server_lr=1")
+            if self.prox:
+                raise UserError(f"fedmatch trains two summands and no `model`, so prox={self.prox:g} has no place", "leave prox out")
+            if self.optimizer == "sgd" and self.lr * self.lambda_l2 >= 0.5:
+                cause = f"lr={self.lr:g} with lambda_l2={self.lambda_l2:g} throws psi past sigma at each step"
+                raise UserError(cause, f"use lr below {0.5 / self.lambda_l2:g}, or a smaller lambda_l2")
+            if unfit := sorted({"prior", "diversity"} & set(self.measure)):
+                cause = f"measure={unfit[0]} goes by the model that each client sends, and fedmatch sends two summands"
+                raise UserError(cause, f"leave {unfit[0]} out")
+
+    o: Options
+
     @classmethod
-    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
-        views = {"augment": {"labelled": "plain", "weak": "plain", "strong": "ra-fedmatch"}}
+    def scenario_defaults(cls, labels: str) -> Keys:
+        views: Keys = {"augment": {"labelled": "plain", "weak": "plain", "strong": "ra-fedmatch"}}
         if labels != "server":
             return views | {"batch": 10}
         return views | {"batch": 100, "lambda_l1": 1e-5, "l1_threshold": 1e-5, "delta_threshold": 1e-5, "lr_patience": 20}
 
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         """lambda_s multiplies the labelled rate by ten, and the pull between sigma and psi must not overshoot: no clipping hides that."""
         fitted = super().automatic(facts) | {"batch": facts.batch, "lr": 0.02, "clip": None, "threshold": facts.threshold}
         held_out = facts.o.validation is not None and facts.o.lr_rule == "validation"  # type: ignore[attr-defined]
         return fitted | ({"schedule": "constant"} if held_out or facts.o.lr_rule == "training" else {})  # type: ignore[attr-defined]
 
-    @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        o = options
-        if o.statistics == "static" or o.norm == "sbn":
-            return "fedmatch sends two summands, of which neither has statistics of its own, so statistics=static has no place; use statistics=average or batch"
-        if o.server_momentum or o.server_lr != 1:
-            return "fedmatch takes plain means of sigma and of psi, so server_momentum and server_lr have no place; use server_momentum=0 server_lr=1"
-        if o.prox:
-            return f"fedmatch trains two summands and no `model`, so prox={o.prox:g} has no place; leave prox out"
-        if o.optimizer == "sgd" and o.lr * o.lambda_l2 >= 0.5:
-            return f"lr={o.lr:g} with lambda_l2={o.lambda_l2:g} throws psi past sigma at each step; use lr below {0.5 / o.lambda_l2:g}, or a smaller lambda_l2"
-        if unfit := sorted({"prior", "diversity"} & set(o.measure)):
-            return f"measure={unfit[0]} goes by the model that each client sends, and fedmatch sends two summands; leave {unfit[0]} out"
-        if o.schedule.split(",")[0] != "constant" and (o.lr_rule == "training" or (o.lr_rule == "validation" and o.validation is not None)):
-            return f"lr_rule={o.lr_rule} says how the rate falls, so schedule={o.schedule} has no place; use schedule=constant, or lr_rule=constant"
-        return None
-
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         stays = self.o.keep_between == "sparse"
-        held: dict[str, Net | Value] = {"model": Net(train=False), "sigma": Net(keep=stays, autocast=False), "psi": Net(keep=stays, autocast=False)}
+        held: Held = {"model": Net(train=False), "sigma": Net(keep=stays, autocast=False), "psi": Net(keep=stays, autocast=False)}
         if self.o.helper_hold:
             held |= {f"helper{j}": Net(keep=True, train=False, start="psi") for j in range(self.o.helpers)}
             held["helping"] = Value(max(1, self.o.helpers), keep=True)
         return held | plateau.holds(self.o) | labelling.holds(self.o, self.classes)
 
     # -- the server ----------------------------------------------------------------------------------------------------
-    def start(self, server: Any) -> None:
+    def start(self, server: Server) -> None:
         super().start(server)
         server["sigma"] = server.model.only("parameters")
         server["psi"] = decomposed(server["sigma"], self.o.psi_factor)
         server["model"] = server.model.having(self.tested(server["sigma"], server["psi"]), "parameters")
         server["probe"], server["embeddings"] = helping.noise(server), {}
 
-    def down(self, server: Any, client: int) -> dict[str, State | Tensor]:
+    def down(self, server: Server, client: int) -> Message:
         sent = self.sent(server, client)
-        message: dict[str, Any] = {"model": server.model.only("statistics", "counters")} | sent
+        message: Message = {"model": server.model.only("statistics", "counters")} | sent
         if (server.round + 1) % self.o.helper_every == 0 and client in server["embeddings"]:
             for j, k in enumerate(helping.nearest(server["embeddings"], client, self.o.helpers)):
                 message[f"helper{j}"] = self.patched(server, client, "psi", server.pool[k]["psi"])
         return message
 
-    def sent(self, server: Any, client: int) -> dict[str, State]:
+    def sent(self, server: Server, client: int) -> dict[str, State]:
         """sigma and psi as this client gets them."""
         return {name: self.patched(server, client, name, server[name]) for name in WEIGHTS}
 
-    def patched(self, server: Any, client: int, name: str, new: State) -> State:
+    def patched(self, server: Server, client: int, name: str, new: State) -> State:
         """`keep_between=sparse`: what has hardly changed stays as the client has it, and is not sent."""
         if self.o.keep_between != "sparse" or client not in server.pool:
             return new
         has = server.pool[client][name]
         return Sparse(cut(new, has, self.o.delta_threshold, self.o.l1_threshold if name == "psi" else 0.0, both=True), has)
 
-    def merge(self, server: Any, updates: Updates) -> None:
+    def merge(self, server: Server, updates: Updates) -> None:
         self.measure(server, updates)
         known = {}
         for u in updates.clients:
-            client: Any = u.client
+            client = u.client
+            assert client is not None
             theirs = {name: u.get(name) or self.sent(server, client)[name] for name in WEIGHTS}
             server.pool[client] = theirs if self.o.keep_between != "none" else {"psi": theirs["psi"]}
             theta = u.get("sigma", server["sigma"]) + theirs["psi"]
@@ -151,7 +177,7 @@ class FedMatch(Method):
         whole = self.tested(server["sigma"], server["psi"])
         server["model"] = State(whole.layout, statistics | whole.groups)
 
-    def measure(self, server: Any, updates: Updates) -> None:
+    def measure(self, server: Server, updates: Updates) -> None:
         """Numbers that travel, as shares of one dense copy: up, and down where `keep_between` has something to compare with."""
         if ups := [float(sum(u[n].changed.sum() for n in WEIGHTS if n in u)) / numbers(server["sigma"]) for u in updates.clients]:
             server.log(share_up=sum(ups) / len(ups))
@@ -173,7 +199,7 @@ class FedMatch(Method):
         return sigma + psi.map(lambda t: kept(t, self.o.l1_threshold))
 
     # -- a party -------------------------------------------------------------------------------------------------------
-    def begin(self, party: Any) -> dict[str, Any]:
+    def begin(self, party: ApartParty) -> dict[str, Tensor]:
         for name in WEIGHTS:
             getattr(party, name).load(party.received[name])  # a client that keeps its own is sent what else it needs
         theta = (party.received["sigma"] + party.received["psi"]).only("parameters")
@@ -187,7 +213,7 @@ class FedMatch(Method):
                 found["votes"] = found["votes"] * party.helping[:, None]
         return found
 
-    def helping(self, party: Any) -> list[State]:
+    def helping(self, party: ApartParty) -> list[State]:
         """The helpers' weights: their psi on the sigma that was received."""
         received = party.received
         sent = [received[name] for j in range(self.o.helpers) if (name := f"helper{j}") in received]
@@ -201,17 +227,17 @@ class FedMatch(Method):
             sent = [net.state for net in nets]
         return [self.whole(party, received["sigma"] + psi) for psi in sent]
 
-    def whole(self, party: Any, theta: State) -> State:
+    def whole(self, party: ApartParty, theta: State) -> State:
         """Weights with the party's statistics."""
         return party.model.state.having(theta, "parameters")
 
-    def opinion(self, party: Any, helper: State) -> Tensor:
+    def opinion(self, party: ApartParty, helper: State) -> Tensor:
         """What a helper says of all unlabelled images: its probabilities, and behind them one-hot its vote [n, 2 C]."""
         z = party.predict(helper, party.unlabelled, "weak")
         said = labelling.debiased(z, mean_prediction(z)) if self.o.debias and self.o.debias_helpers else z
         return torch.cat([z.softmax(1), helping.one_hot(said.argmax(1), self.classes)], 1)
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+    def plan(self, party: ApartParty, found: Found) -> Plan:
         o, votes = self.o, found.get("votes")
         x, u = paired(party, "labelled", ("weak", "strong"), votes=votes)
         lr = plateau.rate(o, found["falls"]) if plateau.judges(o, party) is not None else None
@@ -223,7 +249,7 @@ class FedMatch(Method):
             return Plan(step, x=x, u=u, lr=lr)
         return self.slices(step, party, x, u).having(lr=lr)
 
-    def slices(self, step: Any, party: Any, x: Any, u: Any) -> Plan:
+    def slices(self, step: StepFunction, party: ApartParty, x: Stream, u: Stream) -> Plan:
         """The released loader: consecutive slices, as many as round(n / batch), anew in each epoch."""
         still = {"shuffle": False, "epochs": None}
         drives = x if x else u
@@ -234,33 +260,33 @@ class FedMatch(Method):
         return sum((once for _ in range(max(1, round(party.epochs)))), Plan())
 
     # -- a step ----------------------------------------------------------------------------------------------------------
-    def step(self, s: Any, b: Any) -> None:
+    def step(self, s: Apart, b: Columns) -> None:
         """Without helpers: the local model alone says what an image is."""
         self.both(s, b, None)
 
-    def step_with_helpers(self, s: Any, b: Any) -> None:
+    def step_with_helpers(self, s: Apart, b: Columns) -> None:
         self.both(s, b, b.u.votes)
 
-    def both(self, s: Any, b: Any, votes: Tensor | None) -> None:
+    def both(self, s: Apart, b: Columns, votes: Tensor | None) -> None:
         if b.x:
             self.supervised(s, b)
         if b.u:
             self.unsupervised(s, b, votes)
 
-    def supervised(self, s: Any, b: Any) -> None:
+    def supervised(self, s: Apart, b: Columns) -> None:
         self.learn_labels(s, b, fixed(s.psi))
 
-    def supervised_thresholded(self, s: Any, b: Any) -> None:
+    def supervised_thresholded(self, s: Apart, b: Columns) -> None:
         self.learn_labels(s, b, {name: kept(p, self.o.l1_threshold) for name, p in fixed(s.psi).items()})
 
-    def learn_labels(self, s: Any, b: Any, psi: Weights) -> None:
+    def learn_labels(self, s: Apart, b: Columns, psi: Weights) -> None:
         """L_s(sigma) = lambda_s CE(y, p_{sigma + psi*}(x)): sigma moves, psi takes part."""
         z = s.model(b.x.labelled, weights=total(s.sigma.weights, psi))
         loss = self.o.lambda_s * cross_entropy(z, b.x.y)
         s.descend(loss, s.sigma)
         s.log(loss=loss)
 
-    def unsupervised(self, s: Any, b: Any, votes: Tensor | None) -> None:
+    def unsupervised(self, s: Apart, b: Columns, votes: Tensor | None) -> None:
         """L_u(psi) = lambda_i ICC + lambda_a CE_u + lambda_L1 |psi| + lambda_L2 |sigma* - psi|^2: psi moves, sigma takes part."""
         o, C, sigma, psi = self.o, self.classes, fixed(s.sigma), s.psi.weights
         zw = s.model(b.u.weak, weights=total(sigma, psi))
@@ -307,7 +333,7 @@ class FedMatch(Method):
             return ce(z, label)
         return -z.softmax(1).gather(1, label[:, None])[:, 0].clamp(LEAST, 1 - LEAST).log()
 
-    def end(self, party: Any) -> Update | None:
+    def end(self, party: ApartParty) -> Update | None:
         if not party.made:
             return None
         sigma, psi = (getattr(party, name).state.only("parameters") for name in WEIGHTS)
@@ -325,7 +351,7 @@ class FedMatch(Method):
             up["psi"] = cut(psi, received["psi"], o.delta_threshold, o.l1_threshold)
         for name, state in up.items():
             getattr(party, name).load(state)  # what stays here is what the server has
-        sent: dict[str, Any] = {name: Sparse(state, received[name]) for name, state in up.items()}
+        sent: Message = {name: Sparse(state, received[name]) for name, state in up.items()}
         return Update(model=party.model.state.only("statistics", "counters"), **sent)
 
 
@@ -339,7 +365,7 @@ def decomposed(sigma: State, factor: float) -> State:
     return psi
 
 
-def fixed(net: Any) -> dict[str, Tensor]:
+def fixed(net: NetHandle) -> dict[str, Tensor]:
     """A net's weights, through which no gradient flows."""
     return {name: p.detach() for name, p in net.weights.items()}
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from fallow.methods.interface import Server
 from fallow.methods.state import State
 
 MEAN, SPREAD = 125.0, 125.0  # of the noise, in levels from 0 to 255
 
 
-def noise(server: Any) -> Tensor:
+def noise(server: Server) -> Tensor:
     """An image of Gaussian noise, drawn anew wherever it leaves 0 to 255."""
     rng, shape = server.rng("probe"), (1, *server.image_shape)
     image = rng.normal(MEAN, SPREAD, shape)
@@ -23,7 +22,7 @@ def noise(server: Any) -> Tensor:
     return torch.from_numpy(image.round().astype(np.uint8))
 
 
-def embedded(server: Any, model: State) -> Tensor:
+def embedded(server: Server, model: State) -> Tensor:
     """What a model says of the noise: its embedding among the clients'."""
     return server.predict(model, server["probe"]).softmax(1)[0]
 

@@ -6,13 +6,15 @@ one, and where none is left the rate is divided by `lr_factor` and the patience 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fallow.config import Config, key
-from fallow.methods.base import Value
+from fallow.data.samples import Samples
+from fallow.errors import UserError
+from fallow.methods.base import Held, Party, Value
 
 Rule = Literal["validation", "training", "constant"]
 
@@ -25,15 +27,28 @@ class Plateau(Config):
     lr_patience: int = key(5, "rounds without a lower loss until it is", ge=1)
     lr_floor: float = key(1e-20, "lowest rate", ge=0)
 
+    def refuse(self) -> None:
+        super().refuse()
+        judged = self.lr_rule == "training" or (self.lr_rule == "validation" and self.validation is not None)
+        if judged and self.schedule.split(",")[0] != "constant":
+            cause = f"lr_rule={self.lr_rule} says how the rate falls, so schedule={self.schedule} has no place"
+            raise UserError(cause, "use schedule=constant, or lr_rule=constant")
 
-def holds(o: Any) -> dict[str, Value]:
+
+class PlateauParty(Party):
+    falls: Tensor
+    lowest: Tensor
+    patience: Tensor
+
+
+def holds(o: Plateau) -> Held:
     """How often the rate fell, the lowest loss, how many more rounds it waits."""
     if o.lr_rule == "constant":
         return {}
     return {"falls": Value(keep=True), "lowest": Value(start=torch.inf, keep=True), "patience": Value(start=o.lr_patience, keep=True)}
 
 
-def judges(o: Any, party: Any) -> Any:
+def judges(o: Plateau, party: Party) -> Samples | None:
     """The samples whose loss says whether a party's rate falls; None if its rate is the schedule's."""
     if o.lr_rule == "constant":
         return None
@@ -41,11 +56,11 @@ def judges(o: Any, party: Any) -> Any:
     return samples if len(samples) else None
 
 
-def rate(o: Any, falls: float) -> float:
+def rate(o: Plateau, falls: float) -> float:
     return max(o.lr_floor, o.lr / o.lr_factor ** float(falls))
 
 
-def observe(o: Any, party: Any, loss: Tensor) -> None:
+def observe(o: Plateau, party: PlateauParty, loss: Tensor) -> None:
     """After a round of the party's: what its loss on `judges` was."""
     lower = loss < party.lowest
     left = torch.where(lower, torch.full_like(party.patience, o.lr_patience), party.patience - 1)
