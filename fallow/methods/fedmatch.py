@@ -13,13 +13,26 @@ from fallow.config import Keys, key
 from fallow.data.samples import Stream
 from fallow.errors import UserError
 from fallow.methods.base import (
-    Batch, BatchPart, Found, Held, Message, Method, Net, NetHandle, Party, Plan, Server, Slot, State, Update, Updates, Value,
-)  # fmt: skip
+    Batch,
+    Found,
+    Held,
+    Message,
+    Method,
+    Net,
+    NetHandle,
+    Plan,
+    Server,
+    State,
+    Update,
+    Updates,
+    Value,
+)
 from fallow.methods.parts import helping, labelling, plateau
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.dma import mean_prediction
 from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.labelling import LabellerPart, LabellerParty, LabellerSlot
 from fallow.methods.parts.losses import ce, cross_entropy, kl, masked_mean
 from fallow.methods.parts.plateau import Plateau, PlateauParty
 from fallow.methods.plan import StepFunction
@@ -30,18 +43,18 @@ LEAST = 1e-7  # Keras clips probabilities to it
 WEIGHTS = ("sigma", "psi")
 
 
-class Apart(Slot):
+class Apart(LabellerSlot):
     sigma: NetHandle
     psi: NetHandle
 
 
-class ApartParty(PlateauParty):
+class ApartParty(PlateauParty, LabellerParty):
     sigma: NetHandle
     psi: NetHandle
     helping: Tensor  # 1 for each place that has a helper
 
 
-class Helped(BatchPart):
+class Helped(LabellerPart):
     votes: Tensor  # [n, H, 2 C]: the helpers' probabilities, and one-hot what they vote for
 
 
@@ -141,14 +154,14 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         server["probe"], server["embeddings"] = helping.noise(server), {}
 
     def down(self, server: Server, client: int) -> Message:
-        sent = self.sent(server, client)
-        message: Message = {"model": server.model.only("statistics", "counters")} | sent
+        message = self.as_sent(server, client)
+        message["model"] = server.model.only("statistics", "counters")
         if (server.round + 1) % self.o.helper_every == 0 and client in server["embeddings"]:
             for j, k in enumerate(helping.nearest(server["embeddings"], client, self.o.helpers)):
                 message[f"helper{j}"] = self.patched(server, client, "psi", server.pool[k]["psi"])
         return message
 
-    def sent(self, server: Server, client: int) -> dict[str, State]:
+    def as_sent(self, server: Server, client: int) -> Message:
         """sigma and psi as this client gets them."""
         return {name: self.patched(server, client, name, server[name]) for name in WEIGHTS}
 
@@ -165,7 +178,7 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         for u in updates.clients:
             client = u.client
             assert client is not None
-            theirs = {name: u.get(name) or self.sent(server, client)[name] for name in WEIGHTS}
+            theirs = {name: u.get(name) or self.as_sent(server, client)[name] for name in WEIGHTS}
             server.pool[client] = theirs if self.o.keep_between != "none" else {"psi": theirs["psi"]}
             theta = u.get("sigma", server["sigma"]) + theirs["psi"]
             known[client] = helping.embedded(server, server.model.having(theta, "parameters"))
@@ -173,7 +186,7 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         for name in WEIGHTS:
             if sent := [u for u in updates if name in u]:
                 server[name] = mean(sent, name)
-        statistics = mean(updates, "model").groups
+        statistics = mean(updates.clients or updates, "model").groups
         whole = self.tested(server["sigma"], server["psi"])
         server["model"] = State(whole.layout, statistics | whole.groups)
 
@@ -240,7 +253,7 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
     def plan(self, party: ApartParty, found: Found) -> Plan:
         o, votes = self.o, found.get("votes")
         x, u = paired(party, "labelled", ("weak", "strong"), votes=votes)
-        lr = plateau.rate(o, found["falls"]) if plateau.judges(o, party) is not None else None
+        lr = plateau.rate(o, float(found["falls"])) if plateau.judges(o, party) is not None else None
         if party.is_server:
             step = self.supervised if o.server_psi == "whole" else self.supervised_thresholded
         else:
@@ -251,13 +264,13 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
 
     def slices(self, step: StepFunction, party: ApartParty, x: Stream, u: Stream) -> Plan:
         """The released loader: consecutive slices, as many as round(n / batch), anew in each epoch."""
-        still = {"shuffle": False, "epochs": None}
-        drives = x if x else u
-        steps = max(1, round(len(drives.samples) / (drives.size or len(drives.samples))))
+        x, u = (replace(stream, shuffle=False, epochs=None) for stream in (x, u))
         if party.steps is not None:
-            return Plan(step, x=replace(x, **still, steps=party.steps), u=replace(u, **still, steps=party.steps))
-        once = Plan(step, x=replace(x, **still, steps=steps), u=replace(u, **still, steps=steps))
-        return sum((once for _ in range(max(1, round(party.epochs)))), Plan())
+            return Plan(step, x=replace(x, steps=party.steps), u=replace(u, steps=party.steps))
+        drives = x if x else u
+        steps = max(1, round(len(drives.samples) / (party.batch or len(drives.samples))))
+        once = Plan(step, x=replace(x, steps=steps), u=replace(u, steps=steps))
+        return sum((once for _ in range(max(1, round(party.epochs or 1)))), Plan())
 
     # -- a step ----------------------------------------------------------------------------------------------------------
     def step(self, s: Apart, b: Columns) -> None:

@@ -180,7 +180,10 @@ class Server(Protocol):
 
     active: list[int]  # this round's clients, in the order drawn
     round: int  # from 0
-    pool: Pool  # by client, in effect with its round
+
+    @property
+    def pool(self) -> Pool:
+        """By client, in effect with its round."""
 
     @overload
     def __getitem__(self, name: Literal["model"], /) -> State: ...

@@ -57,7 +57,7 @@ def judges(o: Plateau, party: Party) -> Samples | None:
 
 
 def rate(o: Plateau, falls: float) -> float:
-    return max(o.lr_floor, o.lr / o.lr_factor ** float(falls))
+    return max(o.lr_floor, o.lr / float(o.lr_factor**falls))
 
 
 def observe(o: Plateau, party: PlateauParty, loss: Tensor) -> None:
