@@ -16,6 +16,7 @@ METHODS: dict[str, str] = {
     "fedloke": "fallow.methods.fedloke:FedLoKe",
     "feddure": "fallow.methods.feddure:FedDure",
     "fedmatch": "fallow.methods.fedmatch:FedMatch",
+    "sage": "fallow.methods.sage:SAGE",
 }
 
 

@@ -8,6 +8,7 @@ it was written with. Clients that never took part cost nothing.
 from __future__ import annotations
 
 import json
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from fallow.methods.state import Layout
 
 Record = dict[str, Any]
 Owner = int | str  # a client; `pool-3` for what the server has of client 3
+OURS = re.compile(r"(pool-)?\d+-\d+\.safetensors|\..*\.part")  # what lies in the folder and is called otherwise was put there by others
 
 
 class Keep:
@@ -75,7 +77,7 @@ class Keep:
         self.records = {name: digest for name, digest in self.records.items() if name in named}
         if self.folder.is_dir():
             for path in self.folder.iterdir():
-                if path.name not in named and path.name not in older:
+                if OURS.fullmatch(path.name) and path.name not in named and path.name not in older:
                     disk.remove(path)
 
     def restore(self, index: dict[str, int], records: Mapping[str, str] | None = None, older: Iterable[str] = ()) -> None:
