@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fallow.engine.clients import SERVER, Executor, Reply, Request
-from fallow.engine.keep import Keep
+from fallow.engine.keep import Keep, Owner
 from fallow.engine.party import Job, Outcome
 from fallow.engine.simulation import Simulation
 from fallow.errors import UserError
@@ -53,7 +53,7 @@ class Nodes:
         kit = simulation.kit
         self.wanted, self.about, self.run, self.layouts = kit.options.active_count, json.dumps(about), about["run"], kit.layouts()
         self.folder, self.ask_here, self.tell = folder, ask_here, tell
-        self._used: dict[int, int] = {}  # client -> round (from 1) of its update, in a round that has not taken effect
+        self._used: dict[Owner, int] = {}  # client -> round (from 1) of its update, in a round that has not taken effect
         self._row: Tree = {}
 
     # -- the seam ------------------------------------------------------------------------------------------------------
