@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from conftest import TINY, rows, same, weights
 
 import fallow
-from fallow import models
-from fallow.engine import eager
+from fallow import machine, models
 from fallow.engine.pack import pack
 from fallow.engine.party import SERVER
 from fallow.engine.round import Federated
@@ -85,8 +84,8 @@ def test_a_measured_run_is_the_same_run(keys: dict[str, Any], tmp_path: Path, mo
     assert [{k: v for k, v in row.items() if k not in COLUMNS} for row in found] == rows(plain.path)
     assert all(set(row) >= COLUMNS for row in found)
     if keys["method"] == "fixmatch":
-        monkeypatch.setattr(eager, "cores", lambda: 2)
-        monkeypatch.setattr(eager, "_pool", None)
+        monkeypatch.setattr(machine, "cores", lambda: 2)
+        machine.pool.cache_clear()
         same(fallow.run(out=tmp_path, measure=ALL, **keys | {"slots": 2}).path, measured.path)
 
 

@@ -13,6 +13,7 @@ import torch
 from conftest import TINY, few_digits, rows, same, weights
 
 import fallow
+from fallow import machine
 from fallow.data.federate import Federation, Holding
 from fallow.data.readers.parts import Split
 from fallow.engine import eager, party
@@ -23,6 +24,7 @@ from fallow.engine.strict import NotCapturable, guarded, relaxed, strict
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method, Net
+from fallow.methods.sparse import Sparse, encoded
 from fallow.methods.state import State
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
@@ -139,16 +141,16 @@ def test_resumed_is_run_through(name: str, labels: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_ten_slots_are_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "cores", lambda: 10)
-    monkeypatch.setattr(eager, "_pool", None)
+    monkeypatch.setattr(machine, "cores", lambda: 10)
+    machine.pool.cache_clear()
     for labels in sorted(find(name).scenarios)[:2]:
         same(fallow.run(out=tmp_path, **settings(name, labels, slots=10)).path, reference(name, labels))
 
 
 def test_fewer_slots_than_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two slots on a machine of four cores: the pool's other threads wait for a slot."""
-    monkeypatch.setattr(eager, "cores", lambda: 4)
-    monkeypatch.setattr(eager, "_pool", None)
+    monkeypatch.setattr(machine, "cores", lambda: 4)
+    machine.pool.cache_clear()
     keys = settings("fedavg", "clients", clients=6, active=6)
     same(fallow.run(out=tmp_path, **keys | {"slots": 2}).path, fallow.run(out=tmp_path, **keys).path)
 
@@ -166,7 +168,7 @@ def test_kept_on_disk_is_kept_in_memory(name: str, tmp_path: Path) -> None:
 # -- 17.1: merging -----------------------------------------------------------------------------------------------------
 def clients_work(f: Federated) -> tuple[list[Any], list[Any]]:
     f.server.draw(0)
-    f._with_statistics()
+    f.server["model"] = f.model()
     f.server.sent = f.server.model
     return f.clients.train(f._requests(), f._beside(f.o.server_turn if f.server_trains else ""))
 
@@ -177,11 +179,12 @@ def test_equal_updates_merge_to_themselves(name: str, tmp_path: Path) -> None:
     f = run_with(tmp_path, name, labels, active=4, server_momentum=0.0, optimizer_state="reset").federated
     updates = f._updates(*clients_work(f))
     assert len(updates) > 1 and all(u.weight > 0 for u in updates)
-    common = updates[-1]["model"].clone()
+    common = updates[-1].entries
     for u in updates:
-        u.entries["model"] = common.clone()
+        u.entries = {entry: sent.clone() for entry, sent in common.items()}
     f.method.merge(f.server, updates)
-    assert torch.equal(f.server.model.groups["parameters"], common.groups["parameters"])
+    states = {entry: sent.groups["parameters"] for entry, sent in common.items() if isinstance(sent, State) and "parameters" in sent}
+    assert states and all(torch.equal(f.server[entry].groups["parameters"], sent) for entry, sent in states.items())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -225,6 +228,12 @@ def leaves(thing: Any) -> list[torch.Tensor]:
 
 
 def nbytes(things: Any) -> int:
+    """Of what would really be sent."""
+    if isinstance(things, Sparse):
+        assert things.old is not None
+        return len(encoded(things, things.old))
+    if isinstance(things, dict | list):
+        return sum(nbytes(v) for v in (things.values() if isinstance(things, dict) else things))
     return sum(t.numel() * t.element_size() for t in leaves(things))
 
 
@@ -236,7 +245,7 @@ def test_clients_that_take_no_part_stay_as_they_are(name: str, tmp_path: Path) -
         for number in range(4):
             before = {c: [t.clone() for t in leaves(f.keep.read(c))] for c in f.keep.version}
             f.round(number)
-            for client in set(before) - set(f.server.active):
+            for client in set(before) - {owner for c in f.server.active for owner in (c, f"pool-{c}")}:
                 watched += 1
                 after = leaves(f.keep.read(client))
                 assert len(after) == len(before[client]) and all(map(torch.equal, before[client], after))

@@ -59,7 +59,7 @@ def parameters(f: Federated) -> torch.Tensor:
 
 def a_party(f: Federated, client: int = 0) -> Party:
     f.server.draw(0)
-    f._with_statistics()
+    f.server["model"] = f.model()
     slot = Slot(f.kit)
     slot.load({"model": f.server.model}, {}, 0.0)
     return Party(f.simulation.site(client), slot, Job(client, 0, {"model": f.server.model}))
@@ -470,7 +470,7 @@ def test_how_much_a_client_has_does_not_matter(tmp_path: Path) -> None:
     f = federated(tmp_path, threshold=0.0, server_momentum=0.0, server_turn="before", partition="dirichlet-capped:0.3,min_size=5")
     assert len({len(c.unlabelled) for c in f.simulation.federation.clients}) > 1
     f.server.draw(0)
-    f._with_statistics()
+    f.server["model"] = f.model()
     f.server.sent = f.server.model
     updates = f._updates(*f.clients.train(f._requests()))
     f.method.merge(f.server, updates)

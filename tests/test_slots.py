@@ -246,7 +246,7 @@ def test_a_slot_that_cannot_be_made_is_done_without(
     assert caplog.messages == ["the device is out of memory with 2 slots; going on with 1"]
 
 
-@pytest.mark.parametrize("where", ["test_logits", "_with_statistics", "_updates"])
+@pytest.mark.parametrize("where", ["test_logits", "_for_use", "_updates"])
 def test_out_of_memory_beside_the_parties_work_begins_the_round_again(
     where: str, many: Path, tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:

@@ -8,19 +8,19 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
+from fallow import machine
 from fallow.engine.feed import Step
 from fallow.engine.kit import Kit
 from fallow.engine.memory import too_little
 from fallow.engine.party import Job, Outcome, run_step, work
 from fallow.engine.site import Sites
 from fallow.engine.slot import Slot
-from fallow.machine import cores, spread
 
 
 def over_ranges(kit: Kit, function: Callable[[int, int], Tensor], count: int, size: int) -> Tensor:
     """Concatenated results of `function(start, stop)` over consecutive ranges; on a CPU some at once."""
     workers = kit.sharing if kit.device.type == "cpu" else 1
-    return torch.cat(spread(lambda r: function(*r), [(s, min(s + size, count)) for s in range(0, count, size)], workers))
+    return torch.cat(machine.spread(lambda r: function(*r), [(s, min(s + size, count)) for s in range(0, count, size)], workers))
 
 
 class Eager:
@@ -29,7 +29,7 @@ class Eager:
     def __init__(self, sites: Sites):
         self.sites, self.kit = sites, sites.kit
         wanted = self.kit.options.slots
-        most = cores() if self.kit.device.type == "cpu" else 1
+        most = machine.cores() if self.kit.device.type == "cpu" else 1
         self.workers = most if wanted == "auto" else min(int(wanted), most)
         self.kit.sharing = self.workers
         self._free: SimpleQueue[Slot] = SimpleQueue()  # the pool may have more threads than there are slots
@@ -42,7 +42,7 @@ class Eager:
             self._made += 1
         self._stop = False
         try:
-            return spread(self._one, jobs, self.workers)
+            return machine.spread(self._one, jobs, self.workers)
         except BaseException:
             self._stop = True
             raise

@@ -42,7 +42,7 @@ class Federated:
         self.method, self.o = self.kit.method, self.kit.options
         self.executor, self.keep = executor, keep
         self.clients: Clients = clients or Local(simulation, executor, keep)
-        self.server = Server(self.kit)
+        self.server = Server(self.kit, keep)
         self.server["model"] = self.kit.policy.travels(self.kit.initial())
         with at("start", self.kit, 0):
             self.method.start(self.server)
@@ -77,7 +77,7 @@ class Federated:
 
     def _round(self, number: int) -> dict[str, Any]:
         server, turn = self.server, self.o.server_turn if self.server_trains else ""
-        self.seconds, server.logs, tally, self._tested, self._verdicts = {}, {}, Tally(), None, []
+        self.seconds, server.logs, server.pool.new, tally, self._tested, self._verdicts = {}, {}, {}, Tally(), None, []
         self.kit.finished = 0
         self.validation.forget()
         server.draw(number)
@@ -99,7 +99,7 @@ class Federated:
             if updates:
                 with at("merge", self.kit, server.round):
                     self.method.merge(server, updates)
-            self._judge("the merge", server.entries)
+            self._judge("the merge", server.entries, server.pool.new)
         if turn.startswith("after"):
             self._turn(tally)
         if turn.endswith("+last") and last:
@@ -114,6 +114,7 @@ class Federated:
         self.finishing()
         self.whole = False
         self.clients.settle(number + 1)
+        server.pool.settle(number + 1)
         self.validation.settle()
         self.whole = True
         return row

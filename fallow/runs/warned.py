@@ -84,8 +84,8 @@ def stored(folder: Path, summary: dict[str, Any], ended: bool) -> list[dict[str,
     found: Any = summary.get("warnings")
     if not ended:
         try:
-            found = json.loads((folder / FILE).read_bytes())
-        except (OSError, ValueError, RecursionError):
+            found = json.loads(disk.read(folder / FILE))
+        except (UserError, ValueError, RecursionError):
             found = None
     return _texts(found)
 
