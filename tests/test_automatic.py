@@ -209,8 +209,9 @@ def test_plain_values_are_stored(method: str, tmp_path: Path) -> None:
     given = {k: v for k, v in FEW.items() if k != "batch"} | {"method": method, "rounds": 1}
     result = fallow.run(out=tmp_path, **given)
     stored = yaml.safe_load((result.path / "config.yaml").read_text())
-    expected = find(method).automatic(automatic.look(find(method), *_all(given)))
-    assert {k: stored[k] for k in expected if k not in given and k != "augment"} == {k: v for k, v in expected.items() if k not in given and k != "augment"}
+    options, said, source, federation = _all(given)
+    expected = automatic.without(find(method).automatic(automatic.look(find(method), options, said, source, federation)), said)
+    assert {k: stored[k] for k in expected if k != "augment"} == {k: v for k, v in expected.items() if k != "augment"}
     assert stated(result.path / "config.yaml") == prepared(**given) and "defaults" not in stored
 
 
