@@ -13,7 +13,7 @@ from fallow.config import Config, Keys, key
 from fallow.errors import UserError
 from fallow.methods.base import AnyMethod, Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import Facts, common
+from fallow.methods.parts.fitting import RATES, Facts, common
 from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy
 
@@ -98,7 +98,9 @@ class FedDure(Method[Regulated]):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        return super().automatic(facts) | common(facts) | {"threshold": facts.threshold}
+        """All nets learn as everybody's do, C-reg's virtual step too."""
+        sgd = {} if facts.given & {"optimizer", "lr"} else {"optimizer": "sgd", "lr": RATES["sgd"], "virtual_lr": RATES["sgd"]}
+        return super().automatic(facts) | common(facts) | {"threshold": facts.threshold} | sgd
 
     @property
     def has_freg(self) -> bool:

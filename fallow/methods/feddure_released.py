@@ -11,7 +11,7 @@ from fallow.config import Keys
 from fallow.methods.base import Batch, Found, Held, Net, Party, Plan, Work
 from fallow.methods.feddure import FedDure, Regulated
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy, masked_mean
 
@@ -26,7 +26,7 @@ class FedDureReleased(FedDure):
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
         """Its schedule is its own."""
-        return super().automatic(facts) | {"schedule": "constant"}
+        return super(FedDure, cls).automatic(facts) | common(facts) | {"threshold": facts.threshold, "schedule": "constant"}
 
     def holds(self) -> Held:
         creg: Held = {"creg": Net(start="model", optimizer="reset", autocast=False)}
