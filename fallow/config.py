@@ -62,6 +62,8 @@ def with_defaults(kind: type[S], defaults: Mapping[str, Any]) -> type[S]:
             raise UserError(f"there is no key {name!r} to have another default", suggest(name, list(kind.model_fields)))
         old = kind.model_fields[name]
         if isinstance(old.default, Section):
+            if not isinstance(value, Mapping):
+                raise UserError(f"{name} is a section", "give its keys and their other defaults, as a dict")
             section = with_defaults(type(old.default), value)
             fields[name] = (section, Field(section(), description=old.description))
             continue

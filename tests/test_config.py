@@ -179,7 +179,7 @@ def test_other_defaults() -> None:
         with pytest.raises(UserError, match=words):
             validate(Third.Options, keys)
     assert validate(Third.Options, {"measure": "classes,prior"}).measure == ("classes", "prior")
-    for wrong, words in (({"lrr": 1}, "there is no key 'lrr'"), ({"augment": {}}, "augment is a section")):
+    for wrong, words in (({"lrr": 1}, "there is no key 'lrr'"), ({"augment": "ra-usb"}, "augment is a section")):
         with pytest.raises(UserError, match=words):
             type("Wrong", (Example,), {"defaults": wrong})
 
