@@ -155,8 +155,7 @@ class Recording(SemiFed):
         super().step(s, b)
 
     def begin(self, party: Any) -> Any:
-        w = party.world
-        images = w.normal(w.views("plain", w.images[torch.from_numpy(party.unlabelled.rows)], torch.zeros(len(party.unlabelled), dtype=torch.int64)))
+        images = party.site.plain(party.unlabelled.rows)
         SEEN.append(images)
         return super().begin(party)
 
@@ -221,7 +220,7 @@ def test_labels_that_stay_until_others_are_agreed_on(tmp_path: Path) -> None:
     for number in range(3):
         ratios.append(f.round(number)["label_ratio"])
     assert ratios == [1.0] * 3, "all images have a label of the received model"
-    n = len(f.world.federation.clients[0].unlabelled)
+    n = len(f.simulation.federation.clients[0].unlabelled)
     assert (f.keep.read(0)["memory"][:n] >= 0).all()
     quiet = federated(tmp_path / "2", label_memory="sticky", threshold=2.0, helpers=0, start_round=0, active=4)
     assert quiet.round(0)["label_ratio"] == 0 and (quiet.keep.read(0)["memory"] == -1).all()
