@@ -54,7 +54,7 @@ class Bench:
         pass
 
     def log(self, **values: Any) -> None:
-        self.logged |= {k: float(v) for k, v in values.items()}
+        self.logged |= {k: float(torch.as_tensor(v).detach()) for k, v in values.items()}
 
 
 THETA, W = ([[2, 0, 0], [0, 1, 0]], [[1, 0, 0], [0, 0, 0]]), ([[1, 1, 0], [0, 0, 2]], [[0, 0, 0], [0, 3, 0]])

@@ -84,7 +84,7 @@ class Bench:
         self.loss = loss
 
     def log(self, **values: Any) -> None:
-        self.logged |= {k: float(v) for k, v in values.items()}
+        self.logged |= {k: float(torch.as_tensor(v).detach()) for k, v in values.items()}
 
 
 def loss(x: bool = True, **options: Any) -> Bench:
