@@ -30,7 +30,7 @@ torch.set_num_threads(1)  # as the engine does; a busy machine makes more of the
 
 def feddure(options, classes):
     """The method that these settings choose: the paper's, or the released one."""
-    return FedDure.chosen(options)(options, classes)
+    return FedDure.algorithm(options)(options, classes)
 
 # -- a slot in float64 that lets one look on ---------------------------------------------------------------------------
 

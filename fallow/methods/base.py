@@ -118,7 +118,7 @@ class Method(Generic[S, P, B]):
         raise AttributeError(f"a method never changes; {name!r} belongs into a held thing, a column or server[...]")
 
     @classmethod
-    def chosen(cls, options: Config) -> type[AnyMethod]:
+    def algorithm(cls, options: Config) -> type[AnyMethod]:
         """The class for these settings: where a paper and its authors' code have two algorithms, each is a class of its own."""
         return cls
 

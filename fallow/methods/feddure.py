@@ -87,7 +87,7 @@ class FedDure(Method[Regulated]):
     o: Options
 
     @classmethod
-    def chosen(cls, options: Config) -> type[AnyMethod]:
+    def algorithm(cls, options: Config) -> type[AnyMethod]:
         from fallow.methods.feddure_released import FedDureReleased
 
         if not isinstance(options, FedDure.Options) or options.loop == "regulators":
