@@ -64,7 +64,7 @@ class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
         the doubt is allowed, since what is accepted fills whole batches, right or wrong.
         """
         server = {"server_batch": facts.batch, "threshold": facts.threshold}
-        clients = {"norm": facts.o.norm, "threshold": round((1 + facts.threshold) / 2, 3)}
+        clients = {"norm": facts.o.norm, "threshold": round((1 + facts.threshold) / 2, 2)}
         own: Keys = server if facts.o.labels == "server" else clients
         return super().automatic(facts) | {"batch": facts.unlabelled_batch} | own
 
