@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load, save
 
-from fallow import disk
+from fallow import disk, targets
 from fallow.engine.evaluating import Best
 from fallow.engine.pack import pack, unpack
 from fallow.errors import UserError
@@ -75,6 +75,7 @@ class RunFolder:
     @staticmethod
     def new(out: Path, name: str) -> RunFolder:
         """A folder of its own: `name`, or `name-2`, `name-3`, ... where that is taken."""
+        targets.no_run((out / name).parent, "--out")
         try:
             with disk.told(out):
                 out.mkdir(parents=True, exist_ok=True)
