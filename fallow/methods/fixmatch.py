@@ -27,7 +27,7 @@ class FixMatch(Method[LabellerSlot, LabellerParty, Columns]):
 
     paper = "Sohn et al., NeurIPS 2020"
     scenarios = {"server", "clients", "some"}
-    labellers = labelling.ALL
+    labellers = labelling.EACH
     defaults = {"labeller": "current"}
 
     class Options(Method.Options):
