@@ -252,6 +252,8 @@ def test_litter(run: Path, runs: tuple[Path, Path]) -> None:
         (run / name).mkdir()
     for name in (".x.part", ".x.part/y", "keep/0", "keep/7-7.safetensors"):  # folders where files might be
         (run / name).mkdir()
+    for name in ("checkpoint/.8.part", "checkpoint/5", "keep/8-8.safetensors"):  # pipes where folders or files might be
+        os.mkfifo(run / name)
     for name in (".metrics.jsonl.part", "federation.npzab12.part", "keep/.3-9.safetensors.part"):
         (run / name).write_text("half")
     same(fallow.resume(run).path, runs[1])
