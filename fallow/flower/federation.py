@@ -165,7 +165,7 @@ class Federation:
                     return
             if not self.processes.alive("superlink") or time.monotonic() > until:
                 self.processes.stop("superlink")
-                raise UserError("the SuperLink did not start", f"look into {self.processes.log_file('superlink')}")
+                raise UserError(f"the SuperLink did not start ({self.processes.last_words('superlink')})", f"look into {self.processes.log_file('superlink')}")
             time.sleep(0.2)
 
     def _register(self) -> None:
@@ -203,7 +203,8 @@ class Federation:
         while not all(ready(self.processes.log(name)) for name in names):
             dead = [name for name in names if not self.processes.alive(name)]
             if dead or time.monotonic() > until:
-                raise UserError(f"{dead[0] if dead else 'a node'} did not start", f"look into {self.folder / 'logs'}")
+                late = dead[0] if dead else next(name for name in names if not ready(self.processes.log(name)))
+                raise UserError(f"{late} did not start ({self.processes.last_words(late)})", f"look into {self.processes.log_file(late)}")
             time.sleep(0.2)
 
     def down(self) -> None:

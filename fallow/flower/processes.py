@@ -94,6 +94,10 @@ class Processes:
         path = self.log_file(name)
         return path.read_text(errors="replace") if path.exists() else ""
 
+    def last_words(self, name: str) -> str:
+        said = [line for line in self.log(name).splitlines() if line.strip()]
+        return said[-1].strip()[:300] if said else "it said nothing"
+
     def alive(self, name: str) -> bool:
         return name in self.noted()
 
