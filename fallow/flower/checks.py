@@ -43,13 +43,13 @@ def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int,
     return tree
 
 
-def reply(tree: Tree, client: int) -> Reply:
+def reply(tree: Tree, client: int, round: int) -> Reply:
     """A reply of which every number is one."""
     try:
         told = dict(tree["reply"])
         entries, samples = told.pop("update"), Samples(**told.pop("samples"))
         made = Reply(update=None if entries is None else Update(entries), samples=samples, **told)
-        whole = all(type(n) is int and n >= 0 for n in (made.steps, samples.labelled, samples.all)) and made.party == client
+        whole = all(type(n) is int and n >= 0 for n in (made.steps, samples.labelled, samples.all)) and (made.party, made.round) == (client, round)
         leaves = [*made.logs.values(), made.finite, *(entries or {}).values()]
         if not whole or not all(isinstance(t, Tensor | State) for t in leaves):
             raise TypeError

@@ -7,7 +7,6 @@ import json
 import shutil
 import ssl
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -22,9 +21,8 @@ from fallow import disk
 from fallow.config import read_yaml
 from fallow.errors import UserError
 from fallow.flower import pki
-from fallow.flower.processes import Processes, environment, free_port
+from fallow.flower.processes import BIN, Processes, environment, free_port
 
-BIN = Path(sys.executable).parent
 NAME = "federation.yaml"
 APP = {
     "pyproject.toml": """\

@@ -21,8 +21,7 @@ from fallow.flower.checks import Refused
 from fallow.flower.messages import Parcel, Tree, packed
 from fallow.flower.roster import Roster
 from fallow.flower.terms import Terms
-
-JOURNAL = "nodes.jsonl"  # in the run's folder: a line per round, what each node did in it
+from fallow.runs.nodes import JOURNAL
 
 
 class Sent(Protocol):
@@ -67,7 +66,7 @@ class Nodes:
             own = self.executor.run(list(here)) if own is None and here else own or []
             for client, tree in self._answers(sent, enough=lambda: len(good) >= self.wanted):
                 try:
-                    good[client] = checks.reply(tree, client)
+                    good[client] = checks.reply(tree, client, self._round)
                     self._row["absent"].pop(client, None)
                 except Refused as e:
                     self._absent(client, str(e))
