@@ -401,4 +401,6 @@ def test_a_row_for_each_node_and_a_repeated_round_counts_once(tmp_path: Path, re
         file.write((run / "nodes.jsonl").read_text().splitlines()[2] + "\n" + '{"round": 4, "as')
     assert [n["rounds"] for n in nodes(run)] == [3, 2, 3]
     assert nodes(reference) == []
+    with pytest.raises(UserError, match="has its clients on nodes"):
+        fallow.resume(run, rounds=5)
     assert [n["client"] for n in payload([run])["runs"][0]["nodes"]] == [0, 1, 2]

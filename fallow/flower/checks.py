@@ -23,10 +23,10 @@ class Refused(Exception):
     """Why an answer is left out, in words that follow `client 2 is left out: `."""
 
 
-def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int, round: int) -> Tree:
+def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int, round: int, device: torch.device | str = "cpu") -> Tree:
     """An answer's content, if it is this client's, of this run and this round."""
     try:
-        tree = unpacked(parcel, layouts)
+        tree = unpacked(parcel, layouts, device)
         if "refused" in tree:
             raise Refused("; ".join(map(str, tree["refused"])))
         for what, wanted in (("run", run), ("client", client), ("round", round)):
@@ -86,7 +86,7 @@ def long(replies: Mapping[int, Reply], sent: Mapping[int, Any], limit: float | N
     for client, r in replies.items():
         new, old = r.update.get("model") if r.update is not None else None, sent.get(client)
         if isinstance(new, State) and isinstance(old, State):
-            moved = new.groups["parameters"].double() - old.groups["parameters"].cpu().double()
+            moved = new.groups["parameters"].double() - old.groups["parameters"].double()
             lengths[client] = float(torch.linalg.vector_norm(moved))
     moving = [n for n in lengths.values() if n]
     if limit is None or len(moving) < 2:

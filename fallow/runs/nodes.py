@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 JOURNAL = "nodes.jsonl"
+ORDER = "order.json"  # what a deployed run is to be; no other run has one
 
 
 def nodes(path: Path) -> list[dict[str, Any]]:
