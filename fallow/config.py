@@ -139,7 +139,7 @@ class Config(Section):
     label_pick: Literal["random", "first"] = key("random", "which samples are labelled: at random, or the first")
     labelled_clients: float | None = key(None, "how many clients have labels where labels=some: a count or a share", gt=0)
     validation: float | None = key(None, "labels held out of training, to test on and to keep the best round by: a share below 1, or a count", gt=0)
-    labelled_as_unlabelled: bool | Literal["alias"] = key(False, "labelled samples also serve as unlabelled ones; alias: others in their place, as FedDB's released code")
+    labelled_as_unlabelled: bool | Literal["alias"] = key(False, "labelled samples also serve as unlabelled ones; alias: an indexing bug of FedDB's release, reproduced: the unlabelled samples at the same positions")
     unlabelled_ratio: float = key(1.0, "share of the unlabelled samples that is used", ge=0, le=1)
     clients: int = key(10, "how many clients the federation has, 1 or more", "M", ge=1)
     active: float | None = key(None, "clients that take part in a round: a count, or a share below 1 (default: all)", "S", gt=0)

@@ -41,7 +41,7 @@ class FixMatch(Method[LabellerSlot, LabellerParty, Columns]):
 
     @classmethod
     def scenario_defaults(cls, labels: str) -> Keys:
-        return {"weights": "uniform"} if labels == "server" else {}  # a server with few samples is one more party (6.9)
+        return {"weights": "uniform"} if labels == "server" else {}  # a server with few samples is one more party
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:

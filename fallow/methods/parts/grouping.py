@@ -1,4 +1,4 @@
-"""Grouping-based averaging: S group models, each the mean of its members and the server (methods chapter 11.4)."""
+"""Grouping-based averaging: S group models, each the mean of its members and the server (FedRGD)."""
 
 from __future__ import annotations
 
