@@ -76,7 +76,7 @@ def apportion(weights: NDArray[Any], total: int) -> Ints:
 
 
 def refill(short: int, mix: Floats, left: Ints) -> Ints:
-    """`short` more samples from what is left, in the proportions of `mix`, else of what is left (4.5 step 4)."""
+    """`short` more samples from what is left, in the proportions of `mix`, else of what is left."""
     taken = np.zeros_like(left)
     while short > 0:
         room = left - taken

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
+from fallow.keys.section import Keys
 from fallow.methods.base import Found, Held, Method, Net, Plan
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired

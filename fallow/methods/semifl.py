@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
+from fallow.keys.section import Keys
 from fallow.methods.base import BatchPart, Found, Held, Method, Net, Plan, Work
 from fallow.methods.parts import labelling
 from fallow.methods.parts.fitting import Facts

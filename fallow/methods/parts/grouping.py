@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from itertools import accumulate
 
-from fallow.config import Config, Split
+from fallow.config import Config
 from fallow.errors import UserError
+from fallow.keys.averaging import Split
 from fallow.methods.interface import Server
 from fallow.methods.parts.averaging import Averager, mean
 from fallow.methods.state import State
