@@ -15,6 +15,10 @@ METHODS: dict[str, str] = {
     "fedrgd": "fallow.methods.fedrgd:FedRGD",
     "fedloke": "fallow.methods.fedloke:FedLoKe",
     "feddure": "fallow.methods.feddure:FedDure",
+    "heterofl": "fallow.methods.heterofl:HeteroFL",
+    "datasharing": "fallow.methods.datasharing:DataSharing",
+    "easgd": "fallow.methods.easgd:EASGD",
+    "overlapsgd": "fallow.methods.easgd:OverlapSGD",
 }
 
 

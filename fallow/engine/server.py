@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fallow import draws
+from fallow.engine.schedule import Schedule
 from fallow.engine.slot import RESERVED
 from fallow.engine.world import World
 from fallow.errors import UserError
@@ -47,6 +48,12 @@ class Server:
 
     def rng(self, stream: str) -> np.random.Generator:
         return draws.rng(self.world.key("server", self.round, stream))
+
+    def rate(self, round: int | None = None) -> float:
+        """The local learning rate that the schedule has at a round's start, by default this one's."""
+        o = self.options
+        steps = o.steps if isinstance(o.steps, int) else 1
+        return o.lr * Schedule.parse(o.schedule).factor(self.round if round is None else round, 0, steps, o.rounds)
 
     def log(self, **values: Any) -> None:
         """Numbers (or lists of them) for this round's metrics."""

@@ -28,6 +28,7 @@ class FedLoKe(Method):
     """
 
     paper = "Zhang et al., CIKM 2023"
+    group = "founding"
     keeps = "personal model"
     scenarios = {"clients", "some"}
     labels_how = "has two models that label for each other"

@@ -25,6 +25,7 @@ class FedRGD(FixMatch):
     """
 
     paper = "Zhang et al., IEEE BigData 2021"
+    group = "founding"
     sends = "model (down: its group's); with optimizer_state=travel also the optimiser's state"
     scenarios = {"server", "clients", "some", "all"}
     defaults = {
