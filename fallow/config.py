@@ -12,7 +12,7 @@ import re
 import reprlib
 import types
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -68,6 +68,9 @@ def with_defaults(kind: type[Config], defaults: Mapping[str, Any]) -> type[Confi
 def listed(value: Any) -> Any:
     """`a,b` as a list, as one types it; none as an empty one."""
     return [w.strip() for w in value.split(",") if w.strip()] if isinstance(value, str) else () if value is None else value
+
+
+S = TypeVar("S", bound="Section")
 
 
 class Section(BaseModel):
@@ -342,7 +345,7 @@ def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def validate(kind: type[Config], values: Mapping[str, Any]) -> Config:
+def validate(kind: type[S], values: Mapping[str, Any]) -> S:
     """Typed settings, or one sentence that names the key, what was given and what to do."""
     known = _known(kind, values)
     try:

@@ -29,6 +29,7 @@ class Keep:
     def __init__(self, folder: Path, budget: float, layouts: dict[str, Layout], device: torch.device):
         self.folder, self.budget, self.layouts, self.device = folder, budget, layouts, device
         self.version: dict[int, int] = {}  # client -> round that wrote its record
+        self.committed: list[dict[int, int]] = []  # the versions at the last two commits: what a checkpoint may go back to
         self.records: dict[str, str] = {}  # SHA-256 of the files, by name; older versions among them until `clean`
         self._memory: OrderedDict[int, Record] = OrderedDict()
         self._bytes = 0
@@ -60,6 +61,7 @@ class Keep:
             self._save(client)
         if self.folder.is_dir():
             disk.sync(self.folder)
+        self.committed = [*self.committed, dict(self.version)][-2:]
         return {str(c): v for c, v in sorted(self.version.items())}
 
     def digests(self) -> dict[str, str]:
@@ -77,6 +79,7 @@ class Keep:
 
     def restore(self, index: dict[str, int], records: Mapping[str, str] | None = None, older: Iterable[str] = ()) -> None:
         self.version, self.records = {int(c): v for c, v in index.items()}, dict(records or {})
+        self.committed = [dict(self.version)]
         self._memory.clear()
         self._unsaved.clear()
         self._bytes = 0

@@ -23,6 +23,7 @@ class Server:
         self.world, self.options = world, world.options
         self.entries: dict[str, Any] = {}
         self.active: list[int] = []
+        self.more = 0  # clients drawn beyond those that a round needs
         self.round = 0
         self.sent: State | None = None
         self.logs: dict[str, Any] = {}
@@ -44,7 +45,8 @@ class Server:
         """This round's clients, in the order drawn: the first of a permutation of all."""
         self.round = round
         o = self.options
-        self.active = draws.first(draws.key(o.seed_of("active"), "active", round), o.clients, o.active_count).tolist()
+        count = min(o.clients, o.active_count + self.more)
+        self.active = draws.first(draws.key(o.seed_of("active"), "active", round), o.clients, count).tolist()
 
     def rng(self, stream: str) -> np.random.Generator:
         return draws.rng(self.world.key("server", self.round, stream))

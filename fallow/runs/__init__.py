@@ -22,7 +22,7 @@ from fallow.data.sharing import federate_with_shared
 from fallow.data.sources import Source
 from fallow.data.validation import hold_out
 from fallow.engine import ranks
-from fallow.engine.clients import Executor
+from fallow.engine.clients import Clients, Executor
 from fallow.engine.eager import Eager
 from fallow.engine.evaluating import best_round, in_full
 from fallow.engine.keep import Keep
@@ -50,6 +50,7 @@ from fallow.runs.warned import Health, facts
 
 RecipeName = str | Mapping[str, Any] | None  # or a recipe's keys themselves
 FEDERATION = {"data", *Spec.__dataclass_fields__} - {"seed"}
+Seam = Callable[[World, Executor, Keep], Clients]
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
@@ -102,14 +103,17 @@ class Run:
     """A run at work in its folder."""
 
     def __init__(
-        self, folder: RunFolder, method: type[Method], options: Config, source: Source, federation: Federation, origin: Origin | None = None
-    ):
+        self, folder: RunFolder, method: type[Method], options: Config, source: Source, federation: Federation, origin: Origin | None = None,
+        away: Seam | None = None,
+    ):  # fmt: skip
+        """`away` makes the seam to clients who are elsewhere; without it they are simulated here."""
         self.folder, self.options, self.source, self.federation = folder, options, source, federation
         found = origins.located(options, Path(origin.started_in)) if origin else options
         self.world = World(found, method(options, len(source.classes)), source, federation)
         self.layouts = self.world.layouts()
         keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.world.device)
-        self.federated = Federated(self.world, executor_for(self.world), keep)
+        executor = executor_for(self.world)
+        self.federated = Federated(self.world, executor, keep, away(self.world, executor, keep) if away else None)
         self.done = 0
         self.health = Health(folder.path, facts(self.world), [])
         if models.is_own(options.model) and draws_its_own(self.world):

@@ -1,0 +1,98 @@
+"""Orders and answers as Flower's messages: the only place, beside the two apps, that knows Flower."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from fallow.flower.messages import Parcel
+
+KINDS = {"who": "query.who", "ask": "query.ask", "train": "train"}
+POLL = 0.1  # seconds between looks for answers
+WIDTH = 8  # answers fetched side by side
+UNAVAILABLE = 5
+WORDS = {
+    1: "its ClientApp could not be loaded (is Fallow installed there?)", 2: "its ClientApp failed (its own log has more)",
+    3: "its message expired", 4: "its answer expired", UNAVAILABLE: "it has gone offline", 6: "its ClientApp refused the message",
+    8: "its ClientApp stopped in the middle",
+}  # fmt: skip
+
+
+def to_records(about: str, parcel: Parcel) -> RecordDict:
+    arrays = ArrayRecord({kind: Array(array) for kind, array in parcel.arrays.items()})
+    return RecordDict({"fallow": ConfigRecord({"about": about, "head": parcel.head}), "arrays": arrays})
+
+
+def from_records(records: RecordDict) -> tuple[str, Parcel]:
+    told = records.config_records["fallow"]
+    arrays = {kind: array.numpy() for kind, array in records.array_records["arrays"].items()}
+    return str(told["about"]), Parcel(str(told["head"]), arrays)
+
+
+class FlowerExchange:
+    """Over the Grid that Flower gives a ServerApp."""
+
+    def __init__(self, grid: Any, poll: float = POLL):
+        self.grid, self.poll = grid, poll
+
+    def online(self) -> set[int]:
+        return set(self.grid.get_node_ids())
+
+    def send(self, orders: Mapping[int, tuple[str, Parcel]], kind: str, patience: float) -> FlowerSent:
+        made = [
+            Message(to_records(about, parcel), node, KINDS[kind], ttl=patience, group_id=kind) for node, (about, parcel) in orders.items()
+        ]  # fmt: skip
+        numbers = list(self.grid.push_messages(made)) if made else []
+        return FlowerSent(self.grid, dict(zip(numbers, orders)), self.poll)
+
+
+class FlowerSent:
+    """Answers are fetched one by one on threads: a node that stops in the middle of its upload must not hold up the others."""
+
+    def __init__(self, grid: Any, nodes: dict[str, int], poll: float):
+        self.grid, self.nodes, self.poll = grid, nodes, poll
+        self.came: queue.Queue[Any] = queue.Queue()
+        self._todo: queue.Queue[str] = queue.Queue()
+        self._stop = threading.Event()
+        for number in nodes:
+            self._todo.put(number)
+        for _ in range(min(len(nodes), WIDTH)):
+            threading.Thread(target=self._fetch, name="fallow-fetch", daemon=True).start()
+
+    def _fetch(self) -> None:
+        while not self._stop.is_set():
+            try:
+                number = self._todo.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                found = list(self.grid.pull_messages([number]))
+            except Exception as e:  # the SuperLink is gone for a while; the round's time decides
+                print(f"fetching an answer failed: {type(e).__name__}", flush=True)
+                found = []
+            if found:
+                self.came.put(found[0])
+            else:
+                self._todo.put(number)
+                time.sleep(self.poll)
+
+    def next(self, until: float) -> tuple[int, Parcel | str] | None:
+        try:
+            message = self.came.get(timeout=max(0.001, until - time.monotonic()))
+        except queue.Empty:
+            return None
+        node = self.nodes[message.metadata.reply_to_message_id]  # an error that the SuperLink made names the SuperLink as its sender
+        if message.has_error():
+            return node, WORDS.get(message.error.code, f"its message ended with Flower's error {message.error.code}")
+        try:
+            return node, from_records(message.content)[1]
+        except Exception:
+            return node, "its answer is no message of this protocol"
+
+    def close(self) -> None:
+        self._stop.set()

@@ -1,0 +1,138 @@
+"""Processes that Fallow starts for a federation, noted by id and start time, so that each is ended by its own id and no other ever is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from fallow import disk
+
+QUIET = {  # nothing looks outside: no usage events, no look for newer versions, no packages fetched
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_SUPERGRID_API_URL": "http://127.0.0.1:9",
+    "FLWR_SUPERGRID_ADDRESS": "127.0.0.1:9",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONUNBUFFERED": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+}
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Flower's settings lie in `home`, not in the user's."""
+    return os.environ | QUIET | {"FLWR_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def started(pid: int) -> str | None:
+    """When the kernel started a process, so that its id in another's hands is not taken for it; None where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (OSError, IndexError):
+        return None
+    return None if fields[0] == "Z" else fields[19]
+
+
+def descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError, IndexError):
+                children.setdefault(int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]), []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            found.append(child)
+            waiting.append(child)
+    return found
+
+
+class Processes:
+    """Those of one folder, by name; another process may end them."""
+
+    def __init__(self, folder: Path, tell: Callable[[str], None] = lambda _: None):
+        self.folder, self.file, self.tell = folder, folder / "pids.json", tell
+        self._own: dict[str, subprocess.Popen[bytes]] = {}
+
+    def noted(self) -> dict[str, tuple[int, str]]:
+        """Those that are alive."""
+        try:
+            found = {name: (int(pid), str(since)) for name, (pid, since) in json.loads(self.file.read_text()).items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+        return {name: (pid, since) for name, (pid, since) in found.items() if started(pid) == since}
+
+    def start(self, name: str, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """In a session of its own; what it prints goes to logs/NAME.log."""
+        self.tell(" ".join(command))
+        (self.folder / "logs").mkdir(exist_ok=True)
+        with self.log_file(name).open("ab") as log:
+            made = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=dict(env), cwd=self.folder, start_new_session=True)
+        self._own[name] = made
+        self._note({**self.noted(), name: (made.pid, started(made.pid) or "")})
+
+    def _note(self, rows: Mapping[str, tuple[int, str]]) -> None:
+        disk.write(self.file, json.dumps({name: list(row) for name, row in rows.items()}))
+
+    def log_file(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def log(self, name: str) -> str:
+        path = self.log_file(name)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def alive(self, name: str) -> bool:
+        return name in self.noted()
+
+    def kill(self, name: str, with_children: bool = True) -> None:
+        """At once, as a machine that fails."""
+        pid, _ = self.noted()[name]
+        for one in [pid, *(descendants(pid) if with_children else [])]:
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        self._reap(name, 5.0)
+
+    def stop(self, *names: str, grace: float = 12.0) -> None:
+        """Asks them to end, with all that they started, side by side; who does not is killed."""
+        noted = self.noted()
+        ours = {name: noted[name] for name in names if name in noted}
+        family = {pid: started(pid) for top, _ in ours.values() for pid in [top, *descendants(top)]}
+        tops = [pid for pid, _ in ours.values()]
+        for sent, targets, patience in (
+            (signal.SIGTERM, tops, grace), (signal.SIGTERM, list(family), 6.0), (signal.SIGKILL, list(family), 5.0)
+        ):  # fmt: skip
+            for pid in targets:
+                if started(pid) is not None and started(pid) == family[pid]:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, sent)
+            until = time.monotonic() + patience
+            while time.monotonic() < until and self._left(family):
+                for name in ours:
+                    self._reap(name, 0.0)
+                time.sleep(0.1)
+            if not self._left(family):
+                break
+        self._note(self.noted())
+
+    @staticmethod
+    def _left(family: Mapping[int, str | None]) -> list[int]:
+        return [pid for pid, since in family.items() if since is not None and started(pid) == since]
+
+    def _reap(self, name: str, patience: float) -> None:
+        """One's own children stay in the table until they are waited for."""
+        if name in self._own:
+            with suppress(subprocess.TimeoutExpired):
+                self._own[name].wait(patience or 0.001)

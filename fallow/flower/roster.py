@@ -1,0 +1,95 @@
+"""Which node is which client: node ids come from Flower and change, clients' numbers are ours and stay."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fallow.errors import UserError
+from fallow.flower.messages import VERSION, Parcel, Tree, Unreadable, packed, unpacked
+from fallow.runs.origin import versions
+
+if TYPE_CHECKING:
+    from fallow.flower.nodes import Exchange
+
+WHO = 60.0  # seconds in which a node says who it is
+
+
+class Roster:
+    """Asks every node that appears who it is; one that does not fit is told why, and left alone."""
+
+    def __init__(self, exchange: Exchange, about: Tree, clients: int, tell: Callable[[str], None] = print):
+        self.exchange, self.about, self.clients, self.tell = exchange, json.dumps(about), clients, tell
+        self.node: dict[int, int] = {}  # client -> node
+        self.info: dict[int, Tree] = {}  # client -> what its node said
+        self._left: set[int] = set()
+        self._seen: dict[int, float] = {}
+
+    def here(self) -> set[int]:
+        """The clients that were there when last looked for."""
+        return set(self._seen)
+
+    def refresh(self) -> dict[int, int]:
+        """The clients that are there, and their nodes."""
+        live = self.exchange.online()
+        fresh = sorted(live - set(self.node.values()) - self._left)
+        self._left &= live
+        if fresh:
+            self._ask(fresh, live)
+        there = {client: node for client, node in self.node.items() if node in live}
+        self._seen = dict.fromkeys(there, time.time())
+        return there
+
+    def wait(self, count: int, patience: float) -> dict[int, int]:
+        """The same, once there are so many."""
+        until = time.monotonic() + patience
+        while len(there := self.refresh()) < count:
+            if time.monotonic() > until:
+                missing = ", ".join(map(str, sorted(set(range(self.clients)) - set(there))[:10]))
+                raise UserError(f"{len(there)} of {self.clients} nodes came within {patience:g} s (clients {missing} did not)", "start the nodes, or raise node_timeout")
+            time.sleep(0.2)
+        return there
+
+    def _ask(self, fresh: list[int], live: set[int]) -> None:
+        sent = self.exchange.send({node: (self.about, packed({}, {})) for node in fresh}, "who", WHO)
+        until, waiting = time.monotonic() + WHO, set(fresh)
+        try:
+            while waiting and (came := sent.next(until)) is not None:
+                node, answer = came
+                waiting.discard(node)
+                why = answer if isinstance(answer, str) else self._take(node, answer, live)
+                if why:
+                    self._refuse(node, why)
+        finally:
+            sent.close()
+
+    def _take(self, node: int, answer: Parcel, live: set[int]) -> str | None:
+        """Notes a node that fits; else why not."""
+        try:
+            tree: dict[str, Any] = unpacked(answer, {})
+            if "refused" in tree:
+                return "; ".join(map(str, tree["refused"]))
+            client = tree["client"]
+            if tree["protocol"] != VERSION:
+                return f"it speaks version {tree['protocol']} of the protocol, not {VERSION}"
+            for name, version in versions().items():
+                if name != "Python" and tree["versions"].get(name) != version:
+                    return f"it has {name} {tree['versions'].get(name)}, and the server {version}"
+            if not isinstance(client, int) or not 0 <= client < self.clients:
+                return f"it says it is client {client}, and the run has clients 0 to {self.clients - 1}"
+            if not all(type(tree["samples"][side]) is int and tree["samples"][side] >= 0 for side in ("labelled", "unlabelled")):
+                return "its counts of samples are none"
+        except (Unreadable, KeyError, TypeError, AttributeError):
+            return "its answer is no message of this protocol"
+        if self.node.get(client, node) != node and self.node[client] in live:
+            return f"it says it is client {client}, as another node does; give every node its own client in node.yaml"
+        self.node[client], self.info[client] = node, tree
+        return None
+
+    def _refuse(self, node: int, why: str) -> None:
+        """Both sides are told."""
+        self._left.add(node)
+        self.tell(f"node {node} is refused: {why}")
+        self.exchange.send({node: (self.about, packed({"tell": why}, {}))}, "who", WHO).close()

@@ -1,0 +1,161 @@
+"""A party's own data on its own machine: a small YAML says where the images are.
+
+    client: 0            # which of the federation's clients this node is; the server has none
+    data: photos         # a folder of images, a .csv or an .npz, as for `data=` of a run, beside this file
+
+Images with a label are the party's labelled samples, those without one its unlabelled ones. A share that a simulated
+run has written (`data: share.npz`) holds them in the order in which the simulation has them, so that both have the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from fallow import disk
+from fallow.config import read_yaml, shown
+from fallow.data import sources
+from fallow.data.dealing import EMPTY, Ints
+from fallow.data.holdings import Federation, Holding
+from fallow.data.readers import npz
+from fallow.data.readers.parts import UNKNOWN, Split, check_labels, check_same_count
+from fallow.data.sources import Source
+from fallow.errors import UserError, suggest
+from fallow.paths import user_path
+
+KEYS = {"client", "server", "data", "name", "flip", "device"}
+ORDER = ("labelled", "unlabelled", "validation", "unused")  # of a share that a simulation wrote
+Keys = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a party holds, and how its samples are used."""
+
+    images: torch.Tensor  # uint8 [N, C, H, W]
+    labels: Ints  # -1 where unknown
+    holding: Holding
+    classes: tuple[str, ...] = ()  # as its files name them; none where they only have numbers
+    test: Split | None = None
+    about: Keys = field(default_factory=dict)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return {"labelled": len(self.holding.labelled), "unlabelled": len(self.holding.unlabelled)}
+
+
+def settings(path: Path) -> Keys:
+    """The keys of a node's or the server's YAML."""
+    keys = read_yaml(path)
+    for key in keys:
+        if key not in KEYS:
+            raise UserError(f"{path} has a key {shown(key)}", suggest(str(key), KEYS))
+    if not isinstance(keys.get("data", ""), str):
+        raise UserError(f"{path} has data: {shown(keys['data'])}", "give the path of a folder, a .csv or an .npz")
+    client = keys.get("client")
+    if client is not None and (not isinstance(client, int) or isinstance(client, bool) or client < 0):
+        raise UserError(f"{path} has client: {shown(client)}", "give the client's number in the federation, from 0")
+    return keys
+
+
+def read(path: Path, size: int | None = None, fit: str = "pad", channels: int | None = None) -> Share:
+    """What a YAML names, brought to the size and the channels that the run wants."""
+    keys = settings(path)
+    if not keys.get("data"):
+        return Share(torch.zeros(0, 1, 1, 1, dtype=torch.uint8), EMPTY, Holding(EMPTY, EMPTY), about=keys)
+    where = path.parent / user_path(keys["data"])
+    share = _arrays(where, keys) if where.suffix.lower() == ".npz" else _album(where, keys, size, fit, channels)
+    bring = lambda images: sources.fitted(images, size, fit, channels, str(where))  # type: ignore[arg-type]
+    test = share.test and replace(share.test, images=bring(share.test.images))
+    return replace(share, images=bring(share.images), test=test)
+
+
+def _arrays(where: Path, keys: Keys) -> Share:
+    """Arrays `images` and `labels` (-1: unknown, none: all unknown), with the samples' order where it is given."""
+    if not where.is_file():
+        raise UserError(f"there is no file {where}", "give the path of an .npz file, beside the YAML or in full")
+    found = npz.load(where, {"images", "labels", "classes", "test_images", "test_labels", *ORDER})
+    if "images" not in found:
+        raise UserError(f"{where} has no array 'images'", "save it under that name")
+    images = npz.channels_first(found["images"], where)
+    labels = npz.whole_numbers(found["labels"], where) if "labels" in found else np.full(len(images), UNKNOWN, np.int64)
+    check_same_count(len(images), len(labels), where)
+    classes = tuple(map(str, found.get("classes", ())))
+    check_labels(labels, len(classes) or 10**6, where, lowest=UNKNOWN)
+    test = None
+    if "test_images" in found and "test_labels" in found:
+        test = Split(_tensor(npz.channels_first(found["test_images"], where)), torch.from_numpy(npz.whole_numbers(found["test_labels"], where)))
+    return Share(_tensor(images), labels, _holding(found, labels, where), classes, test, keys)
+
+
+def _holding(found: Keys, labels: Ints, where: Path) -> Holding:
+    if not {"labelled", "unlabelled"} <= set(found):
+        return Holding(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
+    rows = {name: found.get(name, EMPTY).astype(np.int64).reshape(-1) for name in ORDER[:3]}
+    if any(len(r) and not 0 <= r.min() <= r.max() < len(labels) for r in rows.values()) or (labels[rows["labelled"]] < 0).any():
+        raise UserError(f"{where} names samples that are not there, or have no label", "write it anew")
+    return Holding(rows["labelled"], rows["unlabelled"], int(found.get("unused", 0)), rows["validation"])
+
+
+def _tensor(images: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(np.require(images, np.uint8, ["C_CONTIGUOUS", "WRITEABLE"]))
+
+
+def _album(where: Path, keys: Keys, size: int | None, fit: str, channels: int | None) -> Share:
+    """A folder or a list of images. A node needs no test set: what a run would hold out for it is trained on."""
+    source = sources.load(sources.in_full(str(where)), size=size, fit=fit, channels=channels)
+    parts = [source.train, source.test] if "client" in keys else [source.train]
+    images, labels = torch.cat([p.images for p in parts]), torch.cat([p.labels for p in parts]).numpy()
+    held = Holding(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
+    return Share(images, labels, held, source.classes, None if "client" in keys else source.test, keys)
+
+
+def named(share: Share, classes: tuple[str, ...], labels: str) -> Share:
+    """The share with labels as the federation counts its classes; under labels=server a client's own are not used."""
+    known = share.labels
+    if share.classes:
+        foreign = sorted(set(share.classes) - set(classes))
+        if foreign:
+            raise UserError(f"this party has a class {foreign[0]!r} that the federation has not", f"name its classes {', '.join(classes[:20])}")
+        place = np.array([classes.index(name) for name in share.classes] + [UNKNOWN])
+        known = place[known]  # -1 stays the last
+    elif len(known) and known.max() >= len(classes):
+        raise UserError(f"this party has the label {known.max()}, but the federation has {len(classes)} classes", "correct the labels")
+    held = share.holding
+    if labels == "server" and "client" in share.about and len(held.labelled):
+        rows = np.arange(len(known))
+        known, held = np.full(len(known), UNKNOWN, np.int64), replace(held, labelled=EMPTY, unlabelled=rows)
+    return replace(share, labels=known, holding=held)
+
+
+# -- from a simulation -------------------------------------------------------------------------------------------------
+def write_client(folder: Path, client: int, source: Source, federation: Federation) -> None:
+    """What a client of a simulated run holds, as a node's own data."""
+    held = federation.clients[client]
+    _write(folder, source, held, {"client": client, "data": "share.npz"}, "node.yaml")
+
+
+def write_server(folder: Path, source: Source, federation: Federation) -> None:
+    """What the server of a simulated run holds, with the test set."""
+    test = {"test_images": source.test.images.numpy(), "test_labels": source.test.labels.numpy(), "classes": np.array(source.classes)}
+    _write(folder, source, federation.server, {"data": "share.npz", "name": source.name, "flip": source.flip}, "server.yaml", test)
+
+
+def _write(folder: Path, source: Source, held: Holding, keys: Keys, name: str, more: Keys | None = None) -> None:
+    rows = np.unique(np.concatenate([held.labelled, held.unlabelled, held.validation]))
+    place = lambda wanted: np.searchsorted(rows, wanted).astype(np.int64)
+    labels = np.where(np.isin(rows, np.concatenate([held.labelled, held.validation])), source.train.labels.numpy()[rows], UNKNOWN)
+    arrays = {
+        "images": source.train.images.numpy()[rows], "labels": labels, "labelled": place(held.labelled), "unlabelled": place(held.unlabelled),
+        "validation": place(held.validation), "unused": np.int64(held.unused),
+    }  # fmt: skip
+    with disk.told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with disk.told(folder / "share.npz"), disk.replacing(folder / "share.npz") as file:
+        np.savez_compressed(file, **arrays, **(more or {}))  # type: ignore[arg-type]
+    disk.write(folder / name, yaml.safe_dump(keys, sort_keys=False))

@@ -1,0 +1,317 @@
+"""Deployed runs over the real ClientApp in an in-process grid: the bits of simulated ones, and what becomes of a node that fails."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY, rows, weights
+
+pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fallow[flower]')")
+
+from flower_grid import Deployed
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+import fallow
+from fallow import UserError
+from fallow.engine.keep import Keep
+from fallow.flower import deployed
+from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
+from fallow.flower.nodes import Nodes
+from fallow.flower.records import Records
+from fallow.methods.state import State
+from fallow.runs import Run
+
+HIDDEN = ("label_accuracy", "label_accuracy_all", "R")  # what only a simulation knows: true labels of unlabelled samples, and everyone's classes
+SMALL: dict[str, Any] = {"clients": 3, "active": 3, "method": "fedloke", "norm": "gn", "steps": 1}
+FOUNDING: dict[str, dict[str, Any]] = {
+    "fixmatch": {"active": 2},
+    "semifl": {"labels": "server", "sbn": "federated", "active": 2},
+    "fedrgd": {"labels": "server", "average": "grouped", "groups": 2, "optimizer_state": "travel", "clients": 4, "active": 4},
+    "fedloke": {},
+    "feddure": {},
+    "feddb": {"measure": "prior,diversity"},
+}
+
+
+def told_by_both(path: Path) -> list[dict[str, Any]]:
+    found = [{k: v for k, v in row.items() if not k.endswith(HIDDEN)} for row in rows(path)]
+    for row in found:
+        for name in (k for k in row if k.startswith("prior_js")):
+            row[name].pop("labels", None)
+    return found
+
+
+def simulated(tmp_path: Path, **keys: Any) -> Path:
+    return fallow.run(out=tmp_path, name="simulated", quiet=True, **keys).path
+
+
+def journal(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "nodes.jsonl").read_text().splitlines()]
+
+
+# -- the same bits -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", FOUNDING)
+def test_a_deployed_run_has_the_bits_of_the_simulated_one(method: str, tmp_path: Path) -> None:
+    keys = TINY | {"clients": 3, "active": 3, "steps": 1} | FOUNDING[method] | {"method": method}
+    there, told = Deployed(tmp_path / "federation", keys), list[str]()
+    path, reference = there.go(there.begin(simulated(tmp_path, **keys)), told.append).path, tmp_path / "simulated"
+    assert told == []
+    assert weights(path) == weights(reference)
+    assert told_by_both(path) == told_by_both(reference)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three rounds of a method whose clients keep a net."""
+    return simulated(tmp_path_factory.mktemp("reference"), **TINY | SMALL | {"rounds": 3})
+
+
+def federation(tmp_path: Path) -> Deployed:
+    return Deployed(tmp_path / "federation", TINY | SMALL | {"rounds": 3})
+
+
+def in_round(number: int, node: int, what: str) -> Callable[[Message], str | None]:
+    """A fault of the node with this place among the nodes, in this round (from 1), once."""
+    seen = {"rounds": 0}
+
+    def fault(message: Message) -> str | None:
+        if message.metadata.message_type != "train" or message.metadata.dst_node_id != 2**63 + 11 + 7 * node:
+            return None
+        seen["rounds"] += 1
+        return what if seen["rounds"] == number else None
+
+    return fault
+
+
+# -- faults ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("what", "why"), [("drop", "did not answer within"), ("half", "did not answer within"), ("dead", "gone offline")])
+def test_a_node_that_fails_is_absent_named_and_comes_back(what: str, why: str, tmp_path: Path, reference: Path) -> None:
+    there, told = federation(tmp_path), list[str]()
+    there.grid.fault = in_round(2, 1, what)
+    run = there.begin(reference, round_timeout=2)
+    there.go(run, told.append)
+    assert len(told) == 1 and told[0].startswith("round 2: client 1 is left out") and why in told[0]
+    assert [row["clients"] for row in rows(run)] == [3, 2, 3]
+    assert [sorted(row["absent"]) for row in journal(run)] == [[], ["1"], []]
+    kept = {c: Records(there.root / f"node-{c}" / "state" / _run(run) / str(c), {}, "cpu").rounds() for c in range(3)}
+    assert kept == {0: [1, 2, 3], 1: [1, 3], 2: [1, 2, 3]}  # client 1 went on from what it kept after round 1
+
+
+def _run(path: Path) -> str:
+    return json.loads((path / "order.json").read_text())["run"]
+
+
+def test_a_slow_node_is_waited_for(tmp_path: Path, reference: Path) -> None:
+    there = federation(tmp_path)
+    there.grid.fault = in_round(1, 0, "slow:5")
+    run = there.begin(reference)
+    there.go(run)
+    assert weights(run) == weights(reference)
+
+
+def test_too_few_replies_are_asked_for_again_and_then_end_the_run(tmp_path: Path, reference: Path) -> None:
+    there = federation(tmp_path)
+    there.grid.fault = in_round(1, 2, "dead")
+    run = there.begin(reference, min_replies=3)
+    there.go(run)
+    assert weights(run) == weights(reference)  # the second try had the same message
+    there.grid.fault = lambda m: "dead" if m.metadata.message_type == "train" else None
+    with pytest.raises(UserError, match=r"round 1 has 0 replies, fewer than 3 \(min_replies\), after 2 tries"):
+        there.go(there.begin(reference, min_replies=3, round_retries=1))
+
+
+class Died(BaseException):
+    """As by a kill: nobody can do anything about it any more."""
+
+
+def test_a_server_that_dies_goes_on_from_its_checkpoint(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes have kept what they made in round 2, and no checkpoint has it."""
+    there, usual = federation(tmp_path), Run.commit
+
+    def commit(self: Run) -> None:
+        if self.done == 2:
+            raise Died
+        usual(self)
+
+    run = there.begin(reference)
+    monkeypatch.setattr(Run, "commit", commit)
+    with pytest.raises(Died):
+        there.go(run)
+    monkeypatch.undo()
+    there.go(run)
+    assert weights(run) == weights(reference) and told_by_both(run) == told_by_both(reference)
+
+
+def test_fewer_checkpoints_need_older_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server goes back three rounds: nodes have the records of the last two, and that of the checkpoint."""
+    keys = TINY | SMALL | {"rounds": 6, "checkpoint_every": 2}
+    reference, there, usual = simulated(tmp_path, **keys), Deployed(tmp_path / "federation", keys), Nodes.train
+
+    def train(self: Nodes, requests: Any, here: Any = ()) -> Any:
+        if requests[0].round == 5:
+            raise Died
+        return usual(self, requests, here)
+
+    run = there.begin(reference)
+    there.go(run, stop_after=2)
+    monkeypatch.setattr(Nodes, "train", train)
+    monkeypatch.setattr(Run, "commit", lambda self: None)
+    with pytest.raises(Died):
+        there.go(run)
+    monkeypatch.undo()
+    there.go(run)
+    assert weights(run) == weights(reference)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+def altering(node: int, change: Callable[[dict[str, Any], dict[str, np.ndarray]], None], after: int = 1) -> Callable[[Message, Message], Message]:
+    """Changes what a node answers to its trainings, from the one with this number on."""
+    seen = {"trainings": 0}
+
+    def altered(order: Message, reply: Message) -> Message:
+        if order.metadata.message_type != "train" or order.metadata.dst_node_id != 2**63 + 11 + 7 * node:
+            return reply
+        seen["trainings"] += 1
+        if seen["trainings"] < after:
+            return reply
+        head = json.loads(str(reply.content.config_records["fallow"]["head"]))
+        arrays = {k: a.numpy().copy() for k, a in reply.content.array_records["arrays"].items()}
+        change(head, arrays)
+        head["sha256"] = {k: _digest(a) for k, a in arrays.items()}
+        records = RecordDict({"fallow": ConfigRecord({"about": "", "head": json.dumps(head)}), "arrays": ArrayRecord({k: Array(a) for k, a in arrays.items()})})
+        return Message(records, reply_to=order)
+
+    return altered
+
+
+def _all(value: float) -> Callable[[dict[str, Any], dict[str, np.ndarray]], None]:
+    def change(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        arrays["float32"][...] = arrays["float32"] * value if np.isfinite(value) else value
+
+    return change
+
+
+def _leaf(head: dict[str, Any], name: str, value: Any) -> None:
+    for entry in head["tree"]["dict"]:
+        if entry[0] == name:
+            entry[1] = {"value": value}
+
+
+def _shorter(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    for place in head["tensors"].values():
+        place[1] = [n - 1 for n in place[1][:1]] + place[1][1:]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_all(float("nan")), "NaN or infinite"),
+        (_all(float("inf")), "NaN or infinite"),
+        (_all(1e6), "times as long as the median one (update_norm_limit=100)"),
+        (_shorter, "its parameters of the net 'model' are"),
+        (lambda h, a: a.update(float32=a["float32"].astype(np.float16)), "of another type"),
+        (lambda h, a: h.update(version=2), "speaks version 2 of the protocol"),
+        (lambda h, a: _leaf(h, "run", "00"), "its answer is of another run"),
+        (lambda h, a: _leaf(h, "client", 2), "it answers as client 2"),
+        (lambda h, a: _leaf(h, "round", 0), "its answer is of round 1"),
+        (lambda h, a: _leaf(h, "versions", {"torch": "1.0"}), "it has torch 1.0, and the server"),
+        (lambda h, a: h.update(tree={"value": 3}), "no message of this protocol"),
+    ],
+)  # fmt: skip
+def test_an_update_that_is_none_is_left_out_and_named(change: Any, why: str, tmp_path: Path, reference: Path) -> None:
+    there, told = federation(tmp_path), list[str]()
+    there.grid.altered = altering(1, change, after=2)
+    run = there.begin(reference)
+    there.go(run, told.append)
+    assert [row["clients"] for row in rows(run)] == [3, 2, 2]
+    assert [t.partition(":")[0] for t in told] == ["round 2", "round 3"] and all("client 1 is left out" in t and why in t for t in told), told
+
+
+def test_what_is_left_out_is_as_if_the_node_had_not_been_there(tmp_path: Path, reference: Path) -> None:
+    ends = []
+    for name, alter in (("nan", {"altered": altering(1, _all(float("nan")))}), ("gone", {"fault": lambda m: "dead" if m.metadata.dst_node_id == 2**63 + 18 and m.metadata.message_type == "train" else None})):
+        there = federation(tmp_path / name)
+        vars(there.grid).update(alter)
+        run = there.begin(reference)
+        there.go(run)
+        ends.append(weights(run))
+    assert ends[0] == ends[1]
+
+
+def test_two_nodes_of_one_client_and_nodes_of_another_version(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    there, told = federation(tmp_path), list[str]()
+    there.grid.contexts[5] = there.grid.contexts[2**63 + 11]  # node 5 says it is client 0, too
+    there.grid.live.add(5)
+    run = there.begin(reference)
+    there.go(run, told.append)
+    assert len(told) == 1 and "it says it is client 0, as another node does" in told[0]
+    assert "the server refuses this node: it says it is client 0" in capsys.readouterr().err
+    assert weights(run) == weights(reference)
+    there.grid.live.remove(5)
+    monkeypatch.setattr("fallow.flower.workplace.versions", lambda: {"torch": "1.0"})
+    told.clear()
+    with pytest.raises(UserError, match="0 of 3 nodes came"):
+        there.go(there.begin(reference, node_timeout=0.1), told.append)
+    assert len(told) == 3 and "this node has torch 1.0, and the server" in told[0]
+    assert "refused: this node has torch 1.0, and the server" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [({"norm": "sbn"}, "sbn=cumulative reads the clients' images"), ({"validation": 0.2}, "labels that lie on nodes"), ({"clients": 5}, "has 3 nodes")],
+)  # fmt: skip
+def test_settings_that_need_data_of_nodes_are_refused(keys: dict[str, Any], why: str, tmp_path: Path, reference: Path) -> None:
+    there = federation(tmp_path)
+    run = deployed.begin(tmp_path, "run", str(reference), keys, {}, there.root / "server" / "server.yaml", 3)
+    with pytest.raises(UserError, match=why):
+        there.go(run)
+    assert json.loads((run / "ended.json").read_text())["ok"] is False
+
+
+# -- what travels ------------------------------------------------------------------------------------------------------
+def test_trees_of_every_type_travel_unchanged() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    state = State.of(net)
+    shared = torch.randn(4)
+    kinds = [torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+    tree = {"model": state, "parts": [state.only("parameters"), shared, shared], "n": 2**63 + 5, "none": None, "x": 0.1, "empty": torch.zeros(0, 3)}
+    tree |= {str(k): torch.tensor([[0.0, 1.0], [3.0, -0.0]]).to(k) for k in kinds} | {3: {"scalar": torch.tensor(2.5)}}
+    parcel = packed(tree, {"model": state.layout})
+    assert len(parcel.arrays["float32"]) == sum(map(len, (state.groups["parameters"], state.groups["statistics"], shared))) + 4 + 1
+    found = unpacked(parcel, {"model": state.layout})
+    assert list(found) == list(tree) and found["n"] == 2**63 + 5 and found["none"] is None and found["x"] == 0.1
+    for k in kinds:
+        assert found[str(k)].dtype == k and torch.equal(found[str(k)], tree[str(k)])
+    assert all(torch.equal(found["model"].groups[g], t) for g, t in state.groups.items())
+    assert torch.equal(found["parts"][2], shared) and found[3]["scalar"].shape == () and found["empty"].shape == (0, 3)
+    broken = Parcel(parcel.head, parcel.arrays | {"float32": parcel.arrays["float32"] + 1})
+    with pytest.raises(Unreadable, match="not those that were sent"):
+        unpacked(broken, {"model": state.layout})
+
+
+def test_a_damaged_record_and_one_that_is_gone_are_told(tmp_path: Path) -> None:
+    records = Records(tmp_path / "r", {}, "cpu")
+    records.write({"a": torch.arange(3)}, 1, [])
+    records.write({"a": torch.arange(4)}, 2, [1])
+    records.write({"a": torch.arange(5)}, 3, [2])
+    assert records.rounds() == [2, 3] and len(records.read(3)["a"]) == 5 and records.read(0) == {}
+    with pytest.raises(UserError, match="no longer has what its client kept after round 1"):
+        records.read(1)
+    file = next((tmp_path / "r").glob("3-*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="after round 3 is damaged"):
+        records.read(3)
+
+
+def test_commits_say_which_records_are_needed(tmp_path: Path) -> None:
+    keep = Keep(tmp_path, 0.0, {}, torch.device("cpu"))
+    for round in range(1, 4):
+        keep.version[0] = round
+        keep.commit()
+    assert keep.committed == [{0: 2}, {0: 3}]
