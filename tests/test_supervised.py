@@ -20,7 +20,8 @@ from fallow.engine.server import Server
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Update, Updates
-from fallow.methods.heterofl import last_layer, mean_of_owners
+from fallow.methods.heterofl import mean_of_owners
+from fallow.methods.parts.heads import last_layer
 from fallow.methods.state import State
 from fallow.runs.settings import resolve
 
@@ -257,7 +258,7 @@ def test_rows_of_the_last_layer_by_their_owners() -> None:
     old = torch.full((3, 2), -1.0)
     assert mean_of_owners(rows, owned, old).tolist() == [[1, 2], [6, 7], [-1, -1]]
     assert mean_of_owners(rows[:, :, 0], owned, old[:, 0]).tolist() == [1, 6, -1]
-    assert last_layer(State.of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))), 3) == ["1.weight", "1.bias"]
+    assert last_layer(State.of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))).layout, 3) == ["1.weight", "1.bias"]
 
 
 def test_a_client_counts_for_its_own_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fallow.methods.base import AVERAGERS, Method
+from fallow.methods.parts.averaged import Averaged
 
 
 def refused(kind: type[Method], o: Any) -> str | None:
     """Why a method cannot have these settings: one sentence, its remedy after a semicolon."""
-    return _labelling(kind, o) or _averaging(kind, o) or kind.refuse(o)
+    return _labelling(kind, o) or _averaging(kind, o) or _tested(o) or kind.refuse(o)
 
 
 def _labelling(kind: type[Method], o: Any) -> str | None:
@@ -30,9 +31,17 @@ def _labelling(kind: type[Method], o: Any) -> str | None:
     return None
 
 
+def _tested(o: Any) -> str | None:
+    if getattr(o, "ema", 0) and (o.server_lr != 1 or o.server_momentum):
+        return f"the server's rate and momentum move what is trained, and ema={o.ema:g} has another model tested; use server_lr=1 server_momentum=0"
+    return None
+
+
 def _averaging(kind: type[Method], o: Any) -> str | None:
     if o.average == "mean":
         return None
-    if kind.merge is not Method.merge:
+    if getattr(o, "ema", 0):
+        return f"{o.method} tests an average of the weights (ema={o.ema:g}), so average={o.average} has no place; use average=mean, or ema=0 where it may be"
+    if kind.merge not in (Method.merge, Averaged.merge):
         return f"{o.method} merges updates in its own way, so average={o.average} has no place; leave average out"
     return AVERAGERS[o.average].refuse(o)

@@ -11,8 +11,8 @@ from fallow.config import key
 from fallow.methods.base import Net, Update, Updates, Value
 from fallow.methods.fedavg import FedAvg
 from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.heads import last_layer
 from fallow.methods.parts.losses import cross_entropy
-from fallow.methods.state import State
 
 
 class HeteroFL(FedAvg):
@@ -63,18 +63,11 @@ class HeteroFL(FedAvg):
         target = mean(updates, weights=self.averager.weights(updates))
         if self.o.label_aware_head:
             target = target.clone()
-            for name in last_layer(target, self.classes):
+            for name in last_layer(target.layout, self.classes):
                 owned = torch.stack([u["own"] for u in updates]) > 0
                 rows = torch.stack([u["model"][name] for u in updates])
                 target[name].copy_(mean_of_owners(rows, owned, server.model[name]))
         self.averager.move(server, updates, target)
-
-
-def last_layer(state: State, classes: int) -> list[str]:
-    """The weights and biases of the last layer that has a row for each class."""
-    rows = [e.name for e in state.layout.entries if e.group == "parameters" and e.shape[:1] == (classes,)]
-    owner = next(e.name for e in reversed(state.layout.entries) if e.name in rows and len(e.shape) > 1).rpartition(".")[0]
-    return [name for name in rows if name.rpartition(".")[0] == owner]
 
 
 def mean_of_owners(rows: torch.Tensor, owned: torch.Tensor, old: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from fallow.data.samples import Stream
 from fallow.errors import UserError
 
@@ -47,6 +49,11 @@ def paired(
     raise UserError(
         f"unlabelled_batch={mode!r} is not known", "use a count, match-steps, match-steps:floor, equal, ratio:N or full"
     )
+
+
+def progress(party: Any, steps: int) -> np.ndarray:
+    """The share of the run's steps that is done at each of this round's `steps`."""
+    return (party.round + np.arange(steps) / max(1, steps)) / party.options.rounds
 
 
 def _count(per_epoch: int, epochs: float | None, steps: int | None) -> int:
