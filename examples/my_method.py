@@ -7,11 +7,16 @@ images, and is asked to be sure of them. The average stays with the client.
 import torch
 
 from fallow import Method, Net, Plan, key
+from fallow.methods.base import Batch, Found, Held, NetHandle, Party, Slot
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.losses import cross_entropy, entropy, kl
 
 
-class MyMethod(Method):
+class Teaching(Slot):
+    teacher: NetHandle
+
+
+class MyMethod(Method[Teaching]):
     """Mean teacher with entropy minimisation at every client."""
 
     paper = "an example"
@@ -22,14 +27,16 @@ class MyMethod(Method):
         teacher_decay: float = key(0.9, "how slowly the teacher follows the net", "alpha", ge=0, le=1)
         sharpness: float = key(0.1, "weight of the entropy of unlabelled images", "beta", ge=0)
 
-    def holds(self):
+    o: Options
+
+    def holds(self) -> Held:
         return {"model": Net(), "teacher": Net(keep=True, train=False)}
 
-    def plan(self, party, found):
+    def plan(self, party: Party, found: Found) -> Plan:
         x, u = paired(party, "labelled", ("weak", "strong"))
         return Plan(x=x, u=u)
 
-    def step(self, s, b):
+    def step(self, s: Teaching, b: Batch) -> None:
         zx, zs = s.model.together(b.x.labelled, b.u.strong)
         loss = cross_entropy(zx, b.x.y) if b.x else 0.0
         if b.u:

@@ -12,7 +12,7 @@ import re
 import reprlib
 import types
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
@@ -36,6 +36,9 @@ Average = Literal["mean", "grouped", "dma"]
 Split = Literal["balanced", "ceil-blocks"]
 Measure = Literal["classes", "prior", "diversity", "labels"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
+
+
+Keys: TypeAlias = dict[str, Any]  # of the configuration, and their values
 
 
 def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
@@ -216,6 +219,9 @@ class Config(Section):
     diversity_scope: Literal["global", "per-group"] = key("global", "over all parties, or within each group (average=grouped) and averaged")
     diversity_norms: bool = key(True, "norm layers' parameters count in gradient diversity")
     track: Annotated[tuple[Tracker, ...], BeforeValidator(listed)] = key((), "where each round is logged too, a list: tensorboard, wandb, mlflow")
+
+    def refuse(self) -> None:
+        """Raises a UserError where a method's settings make no sense together."""
 
     @model_validator(mode="after")
     def _counts(self) -> Config:

@@ -77,13 +77,13 @@ class Example(Method):
         steps: int | Literal["match-unlabelled"] | None = config.key(16, "steps", "T")
         epochs: float | None = config.key(None, "epochs", gt=0)
 
+        def refuse(self) -> None:
+            if self.mine == 13:
+                raise UserError("mine=13 brings bad luck", "choose another number")
+
     @classmethod
     def scenario_defaults(cls, labels: str) -> dict[str, Any]:
         return {"batch": 7} if labels == "server" else {}
-
-    @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        return "mine=13 brings bad luck; choose another number" if options.mine == 13 else None
 
 
 @pytest.fixture

@@ -124,14 +124,6 @@ def test_rates_of_a_plan(lr: Any, tmp_path: Path) -> None:
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("why", ["this goes not together", "this goes not together; leave it out", "a; b; c"])
-def test_a_refusal_with_and_without_a_remedy(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(find("fedavg"), "refuse", classmethod(lambda cls, o: why))
-    with pytest.raises(UserError) as told:
-        resolve({}, {"method": "fedavg"})
-    assert told.value.cause == why.split("; ")[0] and told.value.remedy
-
-
 @pytest.mark.parametrize("method", ["fedavg", "fixmatch", "feddure", "fedloke"])
 def test_no_measure_of_work(method: str) -> None:
     with pytest.raises(UserError, match="neither epochs nor steps"):

@@ -16,6 +16,7 @@ from fallow.errors import UserError
 
 ROLES = ("plain", "labelled", "weak", "strong")
 Array = np.ndarray
+Tail = Literal["keep", "drop", "wrap"]
 
 
 def _host(value: Any) -> Array:
@@ -78,7 +79,7 @@ class Samples:
         *views: str,
         epochs: float | None = None,
         steps: int | None = None,
-        tail: Literal["keep", "drop", "wrap"] = "keep",
+        tail: Tail = "keep",
         shuffle: bool = True,
         replace: bool = False,
         pad: int = 1,
@@ -105,7 +106,7 @@ class Stream:
     views: dict[str, str]
     epochs: float | None = None
     steps: int | None = None
-    tail: str = "keep"
+    tail: Tail = "keep"
     shuffle: bool = True
     replace: bool = False
     pad: int = 1

@@ -21,7 +21,7 @@ from fallow.engine.memory import out_of_memory, too_little
 from fallow.engine.nets import NetHandle
 from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
-from fallow.methods.base import Method, Net, Value
+from fallow.methods.base import AnyMethod, Net, Value
 from fallow.methods.state import Layout, State
 
 NORM_MEANS = {"bn-batch": "batch", "sbn": "static"}
@@ -63,7 +63,7 @@ def reuse_memory() -> None:
 class World:
     """Read-only for everyone but for `finished` and `sharing`; the engine's parties, slots and server all look at this."""
 
-    def __init__(self, options: Config, method: Method, source: Source, federation: Federation):
+    def __init__(self, options: Config, method: AnyMethod, source: Source, federation: Federation):
         self.options, self.method, self.source, self.federation = options, method, source, federation
         self.device = device_of(options.device)
         Schedule.parse(options.schedule)  # complains now, not in the first round

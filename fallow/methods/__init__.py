@@ -15,7 +15,8 @@ def find(name: str) -> type[Method]:
     """The method class of a name, of `package.module:Class`, or of `FILE.py:Class`."""
     if name in REGISTERED:
         place, _, attribute = REGISTERED[name].rpartition(":")
-        return getattr(importlib.import_module(place), attribute)
+        registered: type[Method] = getattr(importlib.import_module(place), attribute)
+        return registered
     if ":" not in name:
         raise UserError(f"there is no method {name!r}", suggest(name, REGISTERED))
     found, code = own.load(name, "method")

@@ -13,7 +13,7 @@ from fallow.own import Code
 
 HOOKS = {
     "holds": (), "start": ("server",), "down": ("server", "client"), "begin": ("party",), "plan": ("party", "found"),
-    "step": ("s", "b"), "end": ("party",), "merge": ("server", "updates"), "refuse": ("options",), "scenario_defaults": ("labels",),
+    "step": ("s", "b"), "end": ("party",), "merge": ("server", "updates"), "scenario_defaults": ("labels",),
 }  # fmt: skip
 
 
@@ -27,6 +27,13 @@ def check(kind: type[Method], code: Code) -> None:
 
 
 def _check_names(owner: type[Method], code: Code) -> None:
+    if "refuse" in vars(owner):
+        remedy = "write `def refuse(self)` in its Options, and raise a UserError(cause, remedy) there"
+        raise UserError(f"{place(owner, 'refuse', code)} defines refuse for the method", remedy)
+    _check_slips(owner, code)
+
+
+def _check_slips(owner: type[Method], code: Code) -> None:
     """A name that is nearly a hook's and that nothing in the user's files calls."""
     named = _named(code)
     known = [*HOOKS, *(name for base in owner.__mro__ if base.__module__.startswith("fallow.") for name in vars(base) if name[0] != "_")]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fallow.config import key
-from fallow.methods.base import Plan
+from fallow.errors import UserError
+from fallow.methods.base import Found, Party, Plan
 from fallow.methods.fedavg import FedAvg
 
 
@@ -26,13 +25,15 @@ class DataSharing(FedAvg):
         share_alpha: float = key(0.5, "share of it that each client gets, drawn for itself", "alpha", ge=0, le=1)
         share_warmup: bool = key(True, "the server trains on it before the first round, `server_epochs` passes")
 
-    @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        if options.server_turn != "before":
-            return f"server_turn={options.server_turn}, but the server of {options.method} trains before the first round only; leave server_turn out"
-        return super().refuse(options)
+        def refuse(self) -> None:
+            super().refuse()
+            if self.server_turn != "before":
+                cause = f"server_turn={self.server_turn}, but the server of {self.method} trains before the first round only"
+                raise UserError(cause, "leave server_turn out")
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+    o: Options
+
+    def plan(self, party: Party, found: Found) -> Plan:
         if party.is_server and (party.round or not self.o.share_warmup):
             return Plan()
         return super().plan(party, found)

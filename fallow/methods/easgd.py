@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from fallow.config import key
-from fallow.methods.base import Method, Net, Update, Updates, Value
+from fallow.errors import UserError
+from fallow.methods.base import Batch, Held, Method, Net, NetHandle, Party, Server, Slot, Update, Updates
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.losses import cross_entropy
 
 
-class EASGD(Method):
+class OwnSlot(Slot):
+    personal: NetHandle
+
+
+class OwnParty(Party):
+    personal: NetHandle
+
+
+class EASGD(Method[OwnSlot, OwnParty, Batch]):
     """A spring ties each client's own model to the server's.  Zhang, Choromanska and LeCun, NeurIPS 2015.
 
     The server's model is the centre z, `server_lr` its moving rate b; with C active clients each is pulled by b/C.
@@ -23,18 +32,18 @@ class EASGD(Method):
     labels_how = "makes no pseudo-labels"
     defaults = {"server_lr": 0.9, "weights": "uniform", "optimizer_state": "keep", "statistics": "static", "weight_decay": 1e-4}
 
-    @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        if options.prox:
-            return f"{options.method} has a pull of its own, so prox={options.prox:g} has no place; leave prox out"
-        if cls is EASGD and options.server_lr > 1:
-            return f"server_lr={options.server_lr:g} pulls the server's model past the clients' mean; use server_lr=1 or less"
-        return None
+    class Options(Method.Options):
+        def refuse(self) -> None:
+            super().refuse()
+            if self.prox:
+                raise UserError(f"{self.method} has a pull of its own, so prox={self.prox:g} has no place", "leave prox out")
+            if self.server_lr > 1:
+                raise UserError(f"server_lr={self.server_lr:g} pulls the server's model past the clients' mean", "use server_lr=1 or less")
 
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         return {"personal": Net(keep=True, start="model")}                               # x_k
 
-    def supervised(self, s: Any, b: Any) -> None:
+    def supervised(self, s: OwnSlot, b: Batch) -> None:
         loss = cross_entropy(s.personal(b.x.labelled), b.x.y)
         s.descend(loss)
         s.log(loss=loss)
@@ -44,14 +53,14 @@ class EASGD(Method):
         """alpha."""
         return self.o.server_lr / self.o.active_count
 
-    def end(self, party: Any) -> Update | None:
+    def end(self, party: OwnParty) -> Update | None:
         if not party.made:
             return None
         x = party.personal.state.clone()                                                 # both sides move by the old x_k and z
         party.personal.load(x.lerp(party.received["model"], self.pull).only("parameters"))  # x_k - alpha (x_k - z)
         return Update(model=x)
 
-    def merge(self, server: Any, updates: Updates) -> None:
+    def merge(self, server: Server, updates: Updates) -> None:
         there = len(updates) / self.o.active_count
         server.move(server.model.lerp(mean(updates), there))                             # z + alpha sum_k (x_k - z)
 
@@ -69,14 +78,16 @@ class OverlapSGD(EASGD):
             "constant", "the anchor's momentum stays as it is, or shrinks and grows with the learning rate, as in the released code"
         )
 
-    def end(self, party: Any) -> Update | None:
+    o: Options
+
+    def end(self, party: OwnParty) -> Update | None:
         if not party.made:
             return None
         back = party.personal.state.lerp(party.received["model"], self.o.pullback)       # x_k <- (1 - alpha) x_k + alpha z
         party.personal.load(back.only("parameters"))
         return Update(model=back)
 
-    def merge(self, server: Any, updates: Updates) -> None:
+    def merge(self, server: Server, updates: Updates) -> None:
         if self.o.anchor_momentum_scale == "lr" and "momentum" in server:
             server["momentum"] = server["momentum"] * (server.rate(server.round) / server.rate(server.round - 1))
         server.move(mean(updates))                                                       # v <- beta v + (mean_k x_k - z);  z <- z + v

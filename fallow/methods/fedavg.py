@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from fallow.errors import UserError
 from fallow.methods.base import Method
 
 
@@ -18,11 +17,12 @@ class FedAvg(Method):
     labels_how = "makes no pseudo-labels"
     defaults = {"weights": "labelled"}
 
-    @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        if options.labels == "server" and options.average != "mean":
-            return f"{options.method} with labels=server trains the server alone, so average={options.average} has nothing to weigh; leave average out"
-        return None
+    class Options(Method.Options):
+        def refuse(self) -> None:
+            super().refuse()
+            if self.labels == "server" and self.average != "mean":
+                cause = f"{self.method} with labels=server trains the server alone, so average={self.average} has nothing to weigh"
+                raise UserError(cause, "leave average out")
 
 
 class FedProx(FedAvg):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fallow.config import key
-from fallow.methods.base import Method, Net, Plan, Update, Value
+from fallow.config import Keys, key
+from fallow.errors import UserError
+from fallow.methods.base import Batch, BatchPart, Found, Held, Method, Net, Party, Plan, Slot, Update, Value, Work
 from fallow.methods.parts.dma import mean_prediction
 from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.labelling import confidence, cuts, debiased, hard, weak_logits
@@ -18,7 +20,20 @@ from fallow.methods.parts.losses import Reduction, cross_entropy
 PAD = 64  # whole sets are filled up to a multiple of this, so that few batch sizes occur
 
 
-class FedDB(Method):
+class PriorParty(Party):
+    prior: Tensor  # the client's mean prediction
+
+
+class PriorSlot(Slot):
+    prior: Tensor
+
+
+class Columns(Batch):
+    share: Tensor  # of the unlabelled samples, the accepted ones
+    every: BatchPart  # all unlabelled samples
+
+
+class FedDB(Method[PriorSlot, PriorParty, Columns]):
     """Divides predictions by the client's mean prediction; averages towards a uniform one.  Zhu et al., IJCAI 2024.
 
     `debias=false average=mean` is the paper's FixMatch row, `debias=true average=mean` its FixMatch-FedDPL.
@@ -55,25 +70,26 @@ class FedDB(Method):
         passes: Literal["apart", "joint"] = key("apart", "labelled and accepted samples: a BN batch each, or one for both")
         full_batch_chunk: int | None = key(None, "accepted samples per pass of a step, a BN batch each, where memory is short", ge=2)
 
+        def refuse(self) -> None:
+            super().refuse()
+            if self.full_batch_chunk and self.passes == "joint":
+                raise UserError("full_batch_chunk cuts the accepted samples, passes=joint joins them with the labelled ones", "use one of the two")
+
+    o: Options
+
     @property
     def captured(self) -> bool:  # type: ignore[override]
         return not self.o.full_batch_chunk                                              # every client has its own sizes
 
     @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        if options.full_batch_chunk and options.passes == "joint":
-            return "full_batch_chunk cuts the accepted samples, passes=joint joins them with the labelled ones; use one of the two"
-        return None
-
-    @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         """Whole sets as batches make one step an epoch; these make as many as everybody's."""
         return super().automatic(facts) | {"threshold": facts.threshold, "batch": facts.unlabelled_batch}
 
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         return {"model": Net(), "prior": Value(self.classes, start=1 / self.classes)}
 
-    def begin(self, party: Any) -> dict[str, Any]:
+    def begin(self, party: PriorParty) -> dict[str, Tensor]:
         if not len(party.unlabelled):
             return {}
         z = weak_logits(party, self.o.app_u_order == "shuffled", self.o.app_u_batch)
@@ -84,8 +100,8 @@ class FedDB(Method):
         party.judge(party.unlabelled, label, sure, confidence(z))
         return {"label": label, "sure": sure}
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
-        B, work, x = party.batch, {"epochs": party.epochs, "steps": party.steps}, party.labelled
+    def plan(self, party: PriorParty, found: Found) -> Plan:
+        B, work, x = party.batch, Work(epochs=party.epochs, steps=party.steps), party.labelled
         if not found or found["sure"].sum() < self.o.least_accepted:
             size = 64 if self.o.empty_mask == "minibatch64" else B
             return Plan(self.supervised, x=x.batches(size, "labelled", **work))
@@ -100,7 +116,7 @@ class FedDB(Method):
         shuffle = self.o.app_u_order == "shuffled"
         return plan.having(every=party.unlabelled.batches(None, "weak", shuffle=shuffle, pad=1 if shuffle else PAD))
 
-    def step(self, s: Any, b: Any) -> None:
+    def step(self, s: PriorSlot, b: Columns) -> None:
         zx, zu = self.logits(s, b)
         loss = cross_entropy(zx, b.x.y, b.x.rows) if b.x else 0.0                        # L_s
         if self.o.average == "dma":
@@ -109,28 +125,34 @@ class FedDB(Method):
         s.descend(loss)
         s.log(loss=loss)
 
-    def unlabelled(self, b: Any, mean: Any) -> Any:
+    def unlabelled(self, b: Columns, mean: Tensor) -> Tensor:
         return self.o.weight * (b.share * mean if self.o.reduction == "all" else mean)   # Eqs. 4, 5: over N_u
 
-    def chunked(self, s: Any, b: Any) -> None:
+    def chunked(self, s: PriorSlot, b: Columns) -> None:
         """The same step in near-equal pieces of the accepted samples, whose gradients add up."""
         if self.o.average == "dma":
             self.refresh(s, b)
-        s.log(loss=s.accumulate(self.pieces(s, b), s.model))
+        grads: dict[str, Tensor] = {}
+        losses: list[Tensor] = []
+        for loss in self.pieces(s, b):                                                  # each let go before the next is made
+            grads = {k: g if not grads else grads[k] + g for k, g in s.gradient(loss, s.model).items()}
+            losses.append(loss.detach())
+        s.apply(s.model, grads)
+        s.log(loss=sum(losses))
 
-    def pieces(self, s: Any, b: Any) -> Iterator[Any]:
-        n, count = len(b.u.y), math.ceil(len(b.u.y) / self.o.full_batch_chunk)
+    def pieces(self, s: PriorSlot, b: Columns) -> Iterator[Tensor]:
+        n, count = len(b.u.y), math.ceil(len(b.u.y) / (self.o.full_batch_chunk or 1))
         if b.x:
             yield cross_entropy(s.model(b.x.labelled, rows=b.x.rows), b.x.y, b.x.rows)
         for v, y in zip(b.u.strong.tensor_split(count), b.u.y.tensor_split(count)):
             yield self.unlabelled(b, len(y) / n * cross_entropy(s.model(v), y))
 
-    def logits(self, s: Any, b: Any) -> tuple[Any, Any]:
+    def logits(self, s: PriorSlot, b: Columns) -> list[Tensor]:
         join = s.model.together if self.o.passes == "joint" else s.model.apart
         return join(b.x.labelled, b.u.strong, rows=(b.x.rows, b.u.rows))
 
     @torch.no_grad()
-    def refresh(self, s: Any, b: Any) -> None:
+    def refresh(self, s: PriorSlot, b: Columns) -> None:
         """The client's mean prediction, moved towards that of the net before this step (Algorithm 3)."""
         u, sizes = b.u, [len(b.u.weak)]
         if self.o.app_u_over == "all":
@@ -140,6 +162,6 @@ class FedDB(Method):
         new = p.mean(0) if u.rows is None else torch.where(u.rows[:, None], p, 0.0).sum(0) / u.rows.sum()
         s.prior.lerp_(new, 1 - self.o.app_u_momentum)
 
-    def end(self, party: Any) -> Update:
+    def end(self, party: PriorParty) -> Update:
         """A client that made no step counts as any other; DMA sends the mean prediction and goes by it (Eqs. 16, 17)."""
         return Update(model=party.model.state, **self.averager.end(party))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fallow.config import key
-from fallow.methods.base import Net, Plan, Value
+from fallow.config import Keys, key
+from fallow.errors import UserError
+from fallow.methods.base import Found, Held, Net, NetHandle, Party, Plan
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import common
+from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy
-from fallow.methods.parts.meta_pseudo import MetaPseudo
+from fallow.methods.parts.meta_pseudo import MetaPseudo, Ramped, Regulated
 
 Flow = Literal["through", "detach"]
 
@@ -28,7 +29,8 @@ class FReg(nn.Module):
         self.inner, self.outer = nn.Linear(classes, hidden), nn.Linear(hidden, 1)
 
     def forward(self, q: Tensor) -> Tensor:
-        return self.outer(self.inner(q).relu()).sigmoid().squeeze(1)
+        z: Tensor = self.outer(self.inner(q).relu())
+        return z.sigmoid().squeeze(1)
 
 
 class FedDure(MetaPseudo):
@@ -66,25 +68,27 @@ class FedDure(MetaPseudo):
         freg_lr: float | None = key(None, "F-reg's learning rate (default: lr)", "eta_w", gt=0)
         labelled_tail: Literal["keep", "wrap"] = key("keep", "last labelled batch of a pass: smaller, or filled from its start")
 
-    @classmethod
-    def automatic(cls, facts: Any) -> dict[str, Any]:
-        """The released loop has its own schedule."""
-        schedule = {} if facts.o.loop == "regulators" else {"schedule": "constant"}
-        return super().automatic(facts) | common(facts) | {"threshold": facts.threshold} | schedule
+        def refuse(self) -> None:
+            super().refuse()
+            if self.loop == "meta-pseudo" and self.schedule != "constant":
+                raise UserError(f"loop=meta-pseudo has its own schedule, so schedule={self.schedule} has no place", "leave it out")
+
+    o: Options
 
     @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        if options.loop == "meta-pseudo" and options.schedule != "constant":
-            return f"loop=meta-pseudo has its own schedule, so schedule={options.schedule} has no place; leave it out"
-        return None
+    def automatic(cls, facts: Facts) -> Keys:
+        """The released loop has its own schedule."""
+        assert isinstance(facts.o, FedDure.Options)
+        schedule = {} if facts.o.loop == "regulators" else {"schedule": "constant"}
+        return super().automatic(facts) | common(facts) | {"threshold": facts.threshold} | schedule
 
     @property
     def has_freg(self) -> bool:
         return self.o.freg == "regulator" and self.o.loop == "regulators"
 
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         o = self.o
-        nets: dict[str, Net | Value] = {"model": Net(autocast=o.creg or not self.has_freg)}  # no meta-gradient in bf16
+        nets: Held = {"model": Net(autocast=o.creg or not self.has_freg)}  # no meta-gradient in bf16
         if o.creg:
             nets["creg"] = Net(start="model", optimizer="reset", autocast=False)
         if self.has_freg:
@@ -93,14 +97,14 @@ class FedDure(MetaPseudo):
             nets["freg"] = Net(make, start, keep=stays, optimizer=o.freg_optimizer_state, autocast=False)
         return nets
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+    def plan(self, party: Party, found: Found) -> Plan:
         x, u = paired(party, "labelled", ("weak", "strong"))
         x = replace(x, tail=self.o.labelled_tail)
         if self.o.loop == "meta-pseudo":
             return self.warm_and_main(x, replace(u, tail="keep"))  # as the released loader: a pass ends with what is left
         return Plan(x=x, u=u, lr=None if self.o.freg_lr is None else {"freg": self.o.freg_lr})
 
-    def step(self, s: Any, b: Any) -> None:
+    def step(self, s: Regulated, b: Ramped) -> None:
         zs, zw, zt = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
         loss, sure = cross_entropy(zs, b.x.y) if b.x else 0.0, None                         # Eq. 9
         if b.u:
@@ -124,12 +128,12 @@ class FedDure(MetaPseudo):
         s.descend(loss, s.model, when=None if b.x or sure is None else sure.any())          # Eq. 10
         s.log(loss=loss)
 
-    def trust(self, s: Any, z: Tensor, flow: Flow) -> Tensor:
+    def trust(self, s: Regulated, z: Tensor, flow: Flow) -> Tensor:
         """H: F-reg's weight of each sample; the gradient flows on into `z`, or not."""
         z = z if flow == "through" else z.detach()
         return s.freg(z.softmax(1) if self.o.freg_input == "probs" else z)
 
-    def weighted(self, s: Any, a: Tensor, l: Tensor, flow: Flow) -> Tensor:
+    def weighted(self, s: Regulated, a: Tensor, l: Tensor, flow: Flow) -> Tensor:
         """L_v: C-reg's loss on pseudo-labels, weighed by F-reg as it now is."""
         if not self.has_freg:
             return l.mean()
@@ -138,7 +142,7 @@ class FedDure(MetaPseudo):
             return (h * l).mean()
         return (h * l).sum() / h.sum().clamp_min(torch.finfo(h.dtype).tiny)
 
-    def tune_freg(self, s: Any, b: Any, net: Any, a: Tensor, l: Tensor) -> None:
+    def tune_freg(self, s: Regulated, b: Ramped, net: NetHandle, a: Tensor, l: Tensor) -> None:
         """F-reg learns to give weights under which one plain step of `net` helps on labelled data."""
         g = s.gradient(self.weighted(s, a, l, self.o.creg_weight_grad_virtual), net, create_graph=True)
         rate = s.lr["model"] if net is s.model else self.o.virtual_lr                       # w/o C-reg: theta's own

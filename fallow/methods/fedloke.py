@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fallow.config import key
-from fallow.methods.base import Method, Net, Plan, Value
+from fallow.config import Keys, key
+from fallow.errors import UserError
+from fallow.methods.base import Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot, Work
 from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.losses import Divergence, certainty, cross_entropy, entropy, kl, masked_mean
 
@@ -21,7 +23,19 @@ VIEWS = {
 }
 
 
-class FedLoKe(Method):
+class PersonalParty(Party):
+    personal: NetHandle
+
+
+class PersonalSlot(Slot):
+    personal: NetHandle
+
+
+class Columns(Batch):
+    ramp: Tensor  # weight of the unlabelled loss
+
+
+class FedLoKe(Method[PersonalSlot, PersonalParty, Columns]):
     """A personal model that follows the global one by EMA knows its client; the global one knows the others.
 
     "Non-IID always bad? Semi-supervised heterogeneous federated learning with local knowledge enhancement", CIKM 2023.
@@ -65,59 +79,63 @@ class FedLoKe(Method):
         global_pseudo_label: bool = key(True, "the global model labels for the personal one, too")
         labelling: Labelling = key("update", "BN when labelling: batch and move the running statistics, batch, running")
 
+        def refuse(self) -> None:
+            super().refuse()
+            if self.unlabelled_batch not in ("equal", self.batch) or self.batch == "full":
+                raise UserError("fedloke pairs labelled and unlabelled batches of one size", "set it with batch, a count")
+
+    o: Options
+
     @classmethod
-    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+    def scenario_defaults(cls, labels: str) -> Keys:
         return {"augment": {"strong": "ra-torchvision", "cutout": "none"}}
 
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         """The clipping at 0.1 an entry makes steps small, hence the rate; 0.1 nats let nothing pass in a short run."""
         own = {"unlabelled_batch": "equal", "lr": 0.6, "ramp_rounds": facts.ramp, "entropy": round(0.2 * math.log(facts.classes), 3)}
         return super().automatic(facts) | common(facts) | own
-
-    @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        if options.unlabelled_batch not in ("equal", options.batch) or options.batch == "full":
-            return "fedloke pairs labelled and unlabelled batches of one size; set it with batch, a count"
-        return None
 
     @property
     def has_personal(self) -> bool:
         return self.o.local_model == "personal"
 
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         if not self.has_personal:
             return {"model": Net()}
         start = {"received": "model"}.get(self.o.personal_start, self.o.personal_start)
         return {"model": Net(), "personal": Net(keep=True, start=start)}
 
-    def begin(self, party: Any) -> dict[str, Any]:
+    def begin(self, party: PersonalParty) -> dict[str, Tensor]:
         if self.has_personal:
             fused = party.personal.state.lerp(party.received["model"], 1 - self.o.ema)                     # Eq. 2
             party.personal.load(fused if self.o.ema_buffers else fused.only("parameters"))
         return {}
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
-        B, L, U, E = party.batch, len(party.labelled), len(party.unlabelled), party.epochs
+    def plan(self, party: PersonalParty, found: Found) -> Plan:
+        B, L, U, E = party.batch or 1, len(party.labelled), len(party.unlabelled), party.epochs or 1
         weak, strong = VIEWS[self.o.views]
         x, u = party.labelled.at_least(B), party.unlabelled
 
-        def some(xs: dict[str, Any], us: dict[str, Any]) -> Plan:
-            full = {"tail": "drop", "weak": weak, "strong": strong}
+        def some(xs: Work, us: Work) -> Plan:
             ramp = min(1.0, party.round / self.o.ramp_rounds)                                              # Eq. 12
-            return Plan(x=x.batches(B, **full, **xs), u=u.batches(B, **full, **us), ramp=ramp)
+            return Plan(
+                x=x.batches(B, tail="drop", weak=weak, strong=strong, **xs),
+                u=u.batches(B, tail="drop", weak=weak, strong=strong, **us), ramp=ramp,
+            )  # fmt: skip
 
+        endless, once = Work(epochs=None, steps=None), Work(epochs=1, steps=None)
         if party.steps:
-            return some({"steps": party.steps}, {"steps": party.steps})
+            counted = Work(epochs=None, steps=party.steps)
+            return some(counted, counted)
         if not L or (U and self.o.unlabelled_schedule == "epoch"):
-            return some({}, {"epochs": E})
+            return some(endless, Work(epochs=E, steps=None))
         repetitions = max(1, (U or party.unused) // B // max(1, L // B))                                   # E1
-        once = {"epochs": 1}
         return sum((some(once, once) for _ in range(math.ceil(repetitions * E - 1e-9))), Plan())
 
-    def step(self, s: Any, b: Any) -> None:
+    def step(self, s: PersonalSlot, b: Columns) -> None:
         """Every call is a batch of its own for BN, so each net's statistics move three times."""
-        loss: Any = 0.0
+        loss: Tensor | float = 0.0
         if b.x:
             loss = cross_entropy(s.model(b.x.strong), b.x.y)                                               # Eq. 14
             if self.has_personal:
@@ -129,7 +147,7 @@ class FedLoKe(Method):
             El, Eg = entropy(yl), entropy(yg)                                                              # Eqs. 5, 6
             sure_l, sure_g = El < self.o.entropy, Eg < self.o.entropy                                      # Eqs. 7, 8
             LUg = masked_mean(kl(yl, s.model(b.u.strong), self.o.kl_form), sure_l)                         # Eq. 9
-            LUl: Any = 0.0
+            LUl: Tensor | float = 0.0
             if self.has_personal and self.o.global_pseudo_label:
                 LUl = masked_mean(kl(yg, s.personal(b.u.strong), self.o.kl_form), sure_g)                  # Eq. 10
             loss = loss + b.ramp * (LUg + LUl)                                                             # Eqs. 15, 16

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import model_validator
+from torch import Tensor
 
-from fallow.config import key
-from fallow.methods.base import Plan
-from fallow.methods.fixmatch import FixMatch
+from fallow.config import Keys, key
+from fallow.errors import UserError
+from fallow.methods.base import Found, Plan
+from fallow.methods.fixmatch import Columns, FixMatch
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import Facts, common
+from fallow.methods.parts.labelling import LabellerParty, LabellerSlot
 from fallow.models import default_norm
 
 
@@ -50,28 +53,30 @@ class FedRGD(FixMatch):
 
         @model_validator(mode="before")
         @classmethod
-        def _group_norm(cls, values: Any) -> Any:
+        def _group_norm(cls, values: object) -> object:
             """GN takes the place of every BN; a model without batch norm stays as it is."""
-            untold = isinstance(values, dict) and values.get("norm") is None
-            return values | {"norm": "gn"} if untold and default_norm(str(values.get("model"))) == "bn" else values
+            if isinstance(values, dict) and values.get("norm") is None and default_norm(str(values.get("model"))) == "bn":
+                return values | {"norm": "gn"}
+            return values
+
+        def refuse(self) -> None:
+            super().refuse()
+            if self.objective == "supervised" and self.labels == "server":
+                raise UserError("objective=supervised, but the clients have no labels", "use labels=all or clients")
+            if self.objective == "supervised" and self.debias:
+                raise UserError("objective=supervised leaves nothing to label, so debias=true has no place", "leave debias out")
+
+    o: Options
 
     @classmethod
-    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+    def scenario_defaults(cls, labels: str) -> Keys:
         return {"statistics": "server"} if labels == "server" else {}
 
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         return super().automatic(facts) | common(facts)
 
-    @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        if options.objective == "supervised" and options.labels == "server":
-            return "objective=supervised, but the clients have no labels; use labels=all or clients"
-        if options.objective == "supervised" and options.debias:
-            return "objective=supervised leaves nothing to label, so debias=true has no place; leave debias out"
-        return None
-
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+    def plan(self, party: LabellerParty, found: Found) -> Plan:
         """T full batches, from a fresh shuffled pass (and further ones) over the party's own data."""
         views = ("weak",) if self.o.objective == "self-training" else ("weak", "strong")
         x, u = paired(party, "labelled", views, z=found.get("z"))
@@ -83,7 +88,7 @@ class FedRGD(FixMatch):
             return plan.having(lr=party.rates(first, stop - first))
         return plan
 
-    def _made(self, party: Any, rounds: int) -> int:
+    def _made(self, party: LabellerParty, rounds: int) -> int:
         """Steps a party has made after so many rounds: T each, perhaps one more in the first round of an epoch."""
         T = party.steps or 0
         if not self.o.first_round_extra_step:
@@ -91,7 +96,7 @@ class FedRGD(FixMatch):
         per_epoch = max(1, self.o.epoch_samples // int(party.batch or 1) // max(1, T))
         return rounds * T + math.ceil(rounds / per_epoch)
 
-    def forward(self, s: Any, b: Any) -> tuple[Any, Any, Any]:
+    def forward(self, s: LabellerSlot, b: Columns) -> tuple[Tensor, Tensor | None, Tensor]:
         """The step (Eqs. 3, 4) is FixMatch's; self-training labels and learns on one view."""
         if self.o.objective == "crl" or not b.u:
             return super().forward(s, b)

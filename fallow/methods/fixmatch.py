@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
-from fallow.config import key
-from fallow.methods.base import Method, Net, Plan, Value
+from fallow.config import Keys, key
+from fallow.methods.base import Found, Held, Plan
 from fallow.methods.parts import labelling
-from fallow.methods.parts.batching import paired
+from fallow.methods.parts.averaged import Averaged
+from fallow.methods.parts.batching import paired, progress
 from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.labelling import LabellerBatch, LabellerParty, LabellerSlot
 from fallow.methods.parts.losses import Reduction, ce, cross_entropy, kl, masked_mean
 
 Empty = Literal["skip", "take"]
 
 
-class FixMatch(Method):
+class Columns(LabellerBatch):
+    eta: Tensor  # UDA's annealing
+
+
+class FixMatch(Averaged[LabellerSlot, LabellerParty, Columns]):
     """FixMatch at every party that has unlabelled data, averaged by FedAvg.  Sohn et al., NeurIPS 2020."""
 
     paper = "Sohn et al., NeurIPS 2020"
@@ -25,28 +31,30 @@ class FixMatch(Method):
     labellers = labelling.ALL
     defaults = {"labeller": "current"}
 
-    class Options(Method.Options):
+    class Options(Averaged.Options):
         threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
         weight: float = key(1.0, "of the unlabelled loss", "lambda_u", ge=0)
         reduction: Reduction = key("all", "unlabelled loss: mean over the batch, or over the accepted")
         empty_step: Empty = key("skip", "a party without labels and nothing accepted: skip the step, or take it")
         pseudo_label_mode: Literal["joint", "eval"] = key("joint", "labels from the joint pass, or from an own pass in eval mode")
 
+    o: Options
+
     @classmethod
-    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+    def scenario_defaults(cls, labels: str) -> Keys:
         return {"weights": "uniform"} if labels == "server" else {}  # a server with few samples is one more party (6.9)
 
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         return super().automatic(facts) | {"threshold": facts.threshold}
 
-    def holds(self) -> dict[str, Net | Value]:
-        return {"model": Net()} | labelling.holds(self.o, self.classes)
+    def holds(self) -> Held:
+        return super().holds() | labelling.holds(self.o, self.classes)
 
-    def begin(self, party: Any) -> dict[str, Any]:
+    def begin(self, party: LabellerParty) -> dict[str, Tensor]:
         return labelling.begin(self.o, party)
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+    def plan(self, party: LabellerParty, found: Found) -> Plan:
         x, u = paired(party, "labelled", ("weak", "strong"), z=found.get("z"))
         return Plan(x=x, u=u)
 
@@ -56,10 +64,10 @@ class FixMatch(Method):
     def unsupervised(self, zs: Tensor, target: Tensor) -> Tensor:
         return ce(zs, target)
 
-    def labelled_loss(self, zx: Tensor, b: Any) -> Tensor:
+    def labelled_loss(self, zx: Tensor, b: Columns) -> Tensor:
         return cross_entropy(zx, b.x.y)
 
-    def forward(self, s: Any, b: Any) -> tuple[Any, Any, Any]:
+    def forward(self, s: LabellerSlot, b: Columns) -> tuple[Tensor, Tensor | None, Tensor]:
         """Logits of labelled views, the labeller's of unlabelled samples, and those of the views to learn on."""
         if self.o.labeller == "current" and self.o.pseudo_label_mode == "joint":
             zx, zw, zs = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
@@ -68,17 +76,17 @@ class FixMatch(Method):
         zx, zs = s.model.together(b.x.labelled, b.u.strong)
         return zx, z, zs
 
-    def step(self, s: Any, b: Any) -> None:
+    def step(self, s: LabellerSlot, b: Columns) -> None:
         zx, z, zs = self.forward(s, b)
-        loss: Any = self.labelled_loss(zx, b) if b.x else 0.0
-        sure: Any = None
-        if b.u:
+        loss: Tensor | float = self.labelled_loss(zx, b) if b.x else 0.0
+        when: Tensor | None = None
+        if z is not None:
             label, sure = self.target(z)
+            when = None if b.x or self.o.empty_step == "take" else sure.any()
             loss = loss + self.o.weight * masked_mean(self.unsupervised(zs, label), sure, self.o.reduction)  # Eq. 4
             s.judge(b.u, label if label.dim() == 1 else label.argmax(1), sure, confidence=labelling.confidence(z))
-        s.descend(loss, when=None if b.x or self.o.empty_step == "take" else sure.any())
+        self.descend(s, loss, when)
         labelling.follow(self.o, s)
-        s.log(loss=loss)
 
 
 class UDA(FixMatch):
@@ -91,11 +99,12 @@ class UDA(FixMatch):
         temperature: float = key(0.4, "of the sharpened target", "T", gt=0)
         tsa: Literal["none", "linear", "log", "exp"] = key("none", "training-signal annealing of labelled samples", "eta")
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+    o: Options
+
+    def plan(self, party: LabellerParty, found: Found) -> Plan:
         plan = super().plan(party, found)
-        n, o = len(plan), self.o
-        share = [(party.round * n + k) / (o.rounds * n) for k in range(n)]
-        return plan if o.tsa == "none" else plan.having(eta=[annealed(o.tsa, r, self.classes) for r in share])
+        kind, done = self.o.tsa, progress(party, len(plan))
+        return plan if kind == "none" else plan.having(eta=[annealed(kind, share, self.classes) for share in done])
 
     def target(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return (z / self.o.temperature).softmax(1), z.softmax(1).max(1).values >= self.o.threshold
@@ -103,7 +112,7 @@ class UDA(FixMatch):
     def unsupervised(self, zs: Tensor, target: Tensor) -> Tensor:
         return kl(target, zs)
 
-    def labelled_loss(self, zx: Tensor, b: Any) -> Tensor:
+    def labelled_loss(self, zx: Tensor, b: Columns) -> Tensor:
         if self.o.tsa == "none":
             return cross_entropy(zx, b.x.y)
         true = zx.detach().softmax(1).gather(1, b.x.y[:, None])[:, 0]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from fallow.config import key
+from fallow.config import Keys, key
 from fallow.methods.base import Value
 from fallow.methods.parts import thresholds
-from fallow.methods.parts.adaptive import Adaptive
+from fallow.methods.parts.adaptive import Adaptive, SizedBatch
 from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.labelling import LabellerSlot
 
 
-class FlexMatch(Adaptive):
+class FlexSlot(LabellerSlot):
+    last: Tensor  # each sample's last accepted label
+
+
+class FlexMatch(Adaptive[FlexSlot]):
     """FixMatch with a threshold for each class, by how many samples it has won so far.  Zhang et al., NeurIPS 2021."""
 
     paper = "Zhang et al., NeurIPS 2021"
@@ -24,15 +27,17 @@ class FlexMatch(Adaptive):
         threshold: float = key(0.95, "confidence that the best learnt class needs", "tau", ge=0)
         threshold_warmup: bool = key(True, "samples without an accepted label count in the maximum that classes are compared with")
 
+    o: Options
+
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         return super().automatic(facts) | {"threshold": facts.threshold}
 
     def memory(self) -> dict[str, Value]:
         return {"last": Value("unlabelled", start=-1, keep=True)}
 
     @torch.no_grad()
-    def weigh(self, s: Any, b: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh(self, s: FlexSlot, b: SizedBatch, z: Tensor) -> tuple[Tensor, Tensor]:
         confidence, label = z.softmax(1).max(1)
         beta = thresholds.learnt(s.last, b.size, self.classes, self.o.threshold_warmup)
         mask = confidence >= thresholds.convex(beta, self.o.threshold)[label]

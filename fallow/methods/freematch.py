@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,10 +10,17 @@ from torch import Tensor
 from fallow.config import key
 from fallow.methods.base import Value
 from fallow.methods.parts import thresholds
-from fallow.methods.parts.adaptive import Adaptive
+from fallow.methods.parts.adaptive import Adaptive, SizedBatch
+from fallow.methods.parts.labelling import LabellerSlot
 
 
-class FreeMatch(Adaptive):
+class FreeSlot(LabellerSlot):
+    tau: Tensor  # the mean confidence
+    mean_p: Tensor  # the mean prediction
+    shares: Tensor  # of classes among the labels
+
+
+class FreeMatch(Adaptive[FreeSlot]):
     """FixMatch whose threshold is the net's average confidence, lowered for classes it says less of.  Wang et al., ICLR 2023."""
 
     paper = "Wang et al., ICLR 2023"
@@ -25,12 +32,14 @@ class FreeMatch(Adaptive):
             "free", "SVHN: the global threshold is at most 0.95 (USB), or each class's lies between 0.9 and 0.95 (TorchSSL)"
         )
 
+    o: Options
+
     def memory(self) -> dict[str, Value]:
         even = {"start": 1 / self.classes, "keep": True}
         return {"tau": Value(1, **even), "mean_p": Value(self.classes, **even), "shares": Value(self.classes, **even)}
 
     @torch.no_grad()
-    def weigh(self, s: Any, b: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh(self, s: FreeSlot, b: SizedBatch, z: Tensor) -> tuple[Tensor, Tensor]:
         p, m = z.softmax(1), self.o.momentum_of_thresholds
         confidence, label = p.max(1)
         thresholds.moved(s.tau, confidence.mean(), m)
@@ -41,5 +50,5 @@ class FreeMatch(Adaptive):
         needed = needed.clamp(0.9, 0.95) if self.o.threshold_range == "final" else needed
         return label, (confidence >= needed[label]).to(p.dtype)
 
-    def more(self, s: Any, zs: Tensor, weights: Tensor) -> Tensor | float:
+    def more(self, s: FreeSlot, zs: Tensor, weights: Tensor) -> Tensor | float:
         return self.o.fairness * thresholds.fairness(zs.softmax(1), weights > 0, s.mean_p, s.shares)

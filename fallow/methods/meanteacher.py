@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fallow.config import key
-from fallow.methods.parts.consistency import Consistency
+from fallow.errors import UserError
+from fallow.methods.parts.consistency import Consistency, ConsistencySlot, RampedBatch
 
 
 class MeanTeacher(Consistency):
@@ -20,11 +19,14 @@ class MeanTeacher(Consistency):
     class Options(Consistency.Options):
         weight: float = key(50.0, "of the unlabelled loss at the end of its ramp", "w", ge=0)
 
-    @classmethod
-    def refuse(cls, options: Any) -> str | None:
-        return None if options.ema else "ema=0 leaves meanteacher without a teacher; use pimodel, or an ema such as 0.999"
+        def refuse(self) -> None:
+            super().refuse()
+            if not self.ema:
+                raise UserError("ema=0 leaves meanteacher without a teacher", "use pimodel, or an ema such as 0.999")
 
-    def unlabelled(self, s: Any, b: Any) -> Tensor:
+    o: Options
+
+    def unlabelled(self, s: ConsistencySlot, b: RampedBatch) -> Tensor:
         with torch.no_grad():
             q = s.ema(b.u.weak, stats="batch").softmax(1)                                # the teacher's
         return (s.model(b.u.other, stats="batch").softmax(1) - q).square().mean()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, cast
 
 import torch
+from torch import Tensor
 
 from fallow.config import key
-from fallow.methods.base import Plan
+from fallow.methods.base import Found, Plan
 from fallow.methods.parts import mixing
-from fallow.methods.parts.consistency import Consistency
+from fallow.methods.parts.consistency import Consistency, ConsistencySlot, RampedBatch
+from fallow.methods.parts.labelling import LabellerParty
 from fallow.methods.parts.losses import ce
 
 
@@ -26,10 +28,13 @@ class MixMatch(Consistency):
         mixup: float = key(0.75, "Mixup ratios are drawn from Beta(a, a)", "alpha", gt=0)
         mix_draw: Literal["sample", "batch"] = key("sample", "one ratio for each image, or for a whole batch")
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
-        return mixing.planned(super().plan(party, found), party, self.o)
+    o: Options
 
-    def step(self, s: Any, b: Any) -> None:
+    def plan(self, party: LabellerParty, found: Found) -> Plan:
+        return mixing.planned(super().plan(party, found), party, self.o.mixup, self.o.mix_draw == "batch")
+
+    def step(self, s: ConsistencySlot, b: RampedBatch) -> None:
+        b = cast(mixing.MixedBatch, b)
         views, targets = ([b.x.labelled], [mixing.one_hot(b.x.y, self.classes)]) if b.x else ([], [])
         if b.u:
             with torch.no_grad():
@@ -38,7 +43,7 @@ class MixMatch(Consistency):
             s.judge(b.u, q.argmax(1))
             views, targets = [*views, b.u.weak, b.u.other], [*targets, q, q]
         X, Y = mixing.mixed(views, targets, b.lam, b.partner)                            # W = Shuffle(X, U); X', U' = MixUp(., W)
-        loss: Any = 0.0
+        loss: Tensor | float = 0.0
         if b.x:
             loss = ce(s.model(X.pop(0)), Y.pop(0)).mean()                                # L_x
         if b.u:

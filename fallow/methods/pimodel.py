@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fallow.config import key
-from fallow.methods.parts.consistency import Consistency
+from fallow.methods.parts.consistency import Consistency, ConsistencySlot, RampedBatch
 
 
 class PiModel(Consistency):
@@ -20,7 +18,9 @@ class PiModel(Consistency):
     class Options(Consistency.Options):
         weight: float = key(10.0, "of the unlabelled loss at the end of its ramp", "w", ge=0)
 
-    def unlabelled(self, s: Any, b: Any) -> Tensor:
+    o: Options
+
+    def unlabelled(self, s: ConsistencySlot, b: RampedBatch) -> Tensor:
         with torch.no_grad():
             q = s.model(b.u.weak, stats="batch").softmax(1)
         return (s.model(b.u.other, stats="batch").softmax(1) - q).square().mean()

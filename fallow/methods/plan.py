@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from fallow.data.samples import Stream
+from fallow.data.samples import Array, Stream
 from fallow.errors import UserError
 
 MOST_STEPS = 10**7  # of one kind, in a round
-StepFunction = Callable[[Any, Any], None]
+StepFunction = Callable[..., None]  # of a slot and a batch
+Numbers = float | Sequence[float] | Array | torch.Tensor  # one for all steps, or one for each
+ByNet = Mapping[str, Numbers]  # of the column `lr`
+Column = Stream | Numbers | ByNet | None
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Segment:
 
     step: StepFunction | None
     streams: dict[str, Stream]
-    numbers: dict[str, Any]
+    numbers: dict[str, Numbers | ByNet]
 
     def __len__(self) -> int:
         present = [s for s in self.streams.values() if s]
@@ -50,7 +52,7 @@ class Plan:
     (4, 8)
     """
 
-    def __init__(self, step: StepFunction | None = None, **columns: Any):
+    def __init__(self, step: StepFunction | None = None, **columns: Column):
         streams = {k: v for k, v in columns.items() if isinstance(v, Stream)}
         numbers = {k: v for k, v in columns.items() if not isinstance(v, Stream) and v is not None}
         self.segments: tuple[Segment, ...] = (Segment(step, streams, numbers),) if streams else ()
@@ -60,7 +62,7 @@ class Plan:
         out.segments = self.segments + other.segments
         return out
 
-    def having(self, **columns: Any) -> Plan:
+    def having(self, **columns: Column) -> Plan:
         """This plan with further columns."""
         out = Plan()
         streams = {k: v for k, v in columns.items() if isinstance(v, Stream)}
@@ -72,7 +74,7 @@ class Plan:
         return sum(len(s) for s in self.segments)
 
 
-def column(name: str, value: Any, length: int, wide: type[np.floating] = np.float32) -> torch.Tensor:
+def column(name: str, value: Numbers | ByNet, length: int, wide: type[np.floating] = np.float32) -> torch.Tensor:
     """A column of numbers as a tensor whose first axis is the step: int64, or `wide`."""
     array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     if array.ndim == 0:

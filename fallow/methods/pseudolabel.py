@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from fallow.config import key
-from fallow.methods.base import Net, Value
+from fallow.config import Keys, key
+from fallow.methods.base import Held
 from fallow.methods.parts import labelling
-from fallow.methods.parts.consistency import Consistency
+from fallow.methods.parts.consistency import Consistency, ConsistencySlot, RampedBatch
 from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.labelling import LabellerParty
 from fallow.methods.parts.losses import ce, masked_mean
 
 
@@ -26,17 +25,19 @@ class PseudoLabel(Consistency):
     class Options(Consistency.Options):
         threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
 
+    o: Options
+
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         return super().automatic(facts) | {"threshold": facts.threshold}
 
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         return super().holds() | labelling.holds(self.o, self.classes)
 
-    def begin(self, party: Any) -> dict[str, Any]:
+    def begin(self, party: LabellerParty) -> dict[str, Tensor]:
         return labelling.begin(self.o, party)
 
-    def unlabelled(self, s: Any, b: Any) -> Tensor:
+    def unlabelled(self, s: ConsistencySlot, b: RampedBatch) -> Tensor:
         z = s.model(b.u.weak, stats="batch")
         target = labelling.logits(self.o, s, b.u, z)
         label, sure = labelling.hard(target, self.o.threshold)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fallow.config import key
-from fallow.methods.base import Net, Plan, Value
+from fallow.config import Keys, key
+from fallow.methods.base import Found, Held, Net, NetHandle, Plan, Value
 from fallow.methods.mixmatch import MixMatch
 from fallow.methods.parts import heads, mixing, thresholds
+from fallow.methods.parts.consistency import ConsistencySlot, RampedBatch
 from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.labelling import LabellerParty
 from fallow.methods.parts.losses import ce
 
 WINDOW = 128  # batches
+
+
+class ReSlot(ConsistencySlot):
+    rotation: NetHandle
+    seen: Tensor  # mean predictions
+
+
+class ReBatch(mixing.MixedBatch):
+    wanted: Tensor  # the labels' classes, as shares
+    turns: Tensor
 
 
 class ReMixMatch(MixMatch):
@@ -32,30 +44,33 @@ class ReMixMatch(MixMatch):
         strong_views: int = key(8, "strong views of an image, each with its guess", "K", ge=1, le=64)
         mean_over: Literal["window", "ema"] = key("window", "the mean prediction: of the last 128 batches, or an average that keeps 0.999 of itself")
 
+    o: Options
+
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         return super().automatic(facts) | {"strong_views": 2}
 
     @property
     def views(self) -> dict[str, str]:  # type: ignore[override]
         return {"weak": "weak"} | {f"strong{k}": "strong" for k in range(self.o.strong_views)}
 
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         rotation = Net(lambda classes: heads.second_head(self.o, classes, 4), start="initial", keep=True)
         if self.o.mean_over == "window":
             return super().holds() | {"rotation": rotation, "seen": Value(WINDOW, self.classes, start=1 / self.classes, keep=True)}
         return super().holds() | {"rotation": rotation, "seen": Value(self.classes, keep=True)}
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+    def plan(self, party: LabellerParty, found: Found) -> Plan:
         plan, y = super().plan(party, found), party.labelled.y
         shares = np.bincount(y, minlength=self.classes) / len(y) if len(y) else np.full(self.classes, 1 / self.classes)
         u = plan.segments[0].streams["u"] if len(plan) else None
         turns = party.rng("turns").integers(4, size=(len(plan), u.sizes(1)[0])) if u else None
         return plan.having(wanted=np.tile(shares, (len(plan), 1)), turns=turns)
 
-    def step(self, s: Any, b: Any) -> None:
+    def step(self, s: ConsistencySlot, b: RampedBatch) -> None:
+        s, b = cast(ReSlot, s), cast(ReBatch, b)
         views, targets = ([b.x.labelled], [mixing.one_hot(b.x.y, self.classes)]) if b.x else ([], [])
-        loss: Any = 0.0
+        loss: Tensor | float = 0.0
         if b.u:
             q = self.guess(s, b)
             strong = [getattr(b.u, f"strong{k}") for k in range(self.o.strong_views)]
@@ -71,7 +86,7 @@ class ReMixMatch(MixMatch):
         self.descend(s, loss)
 
     @torch.no_grad()
-    def guess(self, s: Any, b: Any) -> Tensor:
+    def guess(self, s: ReSlot, b: ReBatch) -> Tensor:
         """The weak view's answer, brought to the labels' classes, sharpened; its mean is remembered."""
         p = s.model(b.u.weak, stats="batch").softmax(1)
         mean, seen = p.mean(0), s.seen.mean(0) if self.o.mean_over == "window" else torch.where(s.seen.sum() > 0, s.seen, p.mean(0))
@@ -83,7 +98,7 @@ class ReMixMatch(MixMatch):
         s.judge(b.u, q.argmax(1))
         return q
 
-    def turned(self, s: Any, x: Tensor, turns: Tensor) -> Tensor:
+    def turned(self, s: ReSlot, x: Tensor, turns: Tensor) -> Tensor:
         """By how many quarters each image seems to be turned: the features under a head of its own."""
         every = torch.stack([torch.rot90(x, k, (2, 3)) for k in range(4)])
         chosen = every[turns, torch.arange(len(x), device=x.device)]

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fallow.config import key
-from fallow.methods.base import Method, Net, Plan, Value
+from fallow.config import Keys, key
+from fallow.methods.base import BatchPart, Found, Held, Method, Net, Plan, Work
 from fallow.methods.parts import labelling
 from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.labelling import LabellerBatch, LabellerParty, LabellerSlot
 from fallow.methods.parts.losses import cross_entropy
 
 FULL = 64  # whole sets are filled up to a multiple of this, so that few batch sizes occur
 
 
-class SemiFL(Method):
+class Columns(LabellerBatch):
+    fix: BatchPart  # samples whose pseudo-label is accepted
+    mix: BatchPart  # samples to mix them with
+    lam: Tensor  # Mixup's ratio
+
+
+class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
     """Clients label with the model they receive, the server then tunes it on its labels.  Diao et al., NeurIPS 2022.
 
     With labels at clients there is no server turn and no static batch norm, and each step has a labelled batch too.
@@ -43,21 +51,23 @@ class SemiFL(Method):
         mix_resample: Literal["per-access", "per-round"] = key("per-access", "the mix set: drawn for every batch, or once a round")
         mix_augment: Literal["before", "after"] = key("before", "weak augmentation of each image before mixing, or of the mixture")
 
+    o: Options
+
     @classmethod
-    def scenario_defaults(cls, labels: str) -> dict[str, Any]:
+    def scenario_defaults(cls, labels: str) -> Keys:
         return {} if labels == "server" else {"statistics": "batch"}
 
     @classmethod
-    def automatic(cls, facts: Facts) -> dict[str, Any]:
+    def automatic(cls, facts: Facts) -> Keys:
         """A batch is of accepted images, and of as many labelled ones where a client has both."""
         batch = facts.unlabelled_batch
         server = {"server_batch": facts.batch} if facts.o.labels == "server" else {}
         return super().automatic(facts) | {"threshold": facts.threshold, "batch": batch} | server
 
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         return {"model": Net()} | labelling.holds(self.o, self.classes)
 
-    def begin(self, party: Any) -> dict[str, Any]:
+    def begin(self, party: LabellerParty) -> dict[str, Tensor]:
         found = labelling.begin(self.o, party, once=True)
         if "z" not in found:
             return {}
@@ -65,8 +75,8 @@ class SemiFL(Method):
         party.judge(party.unlabelled, label, sure, labelling.confidence(found["z"]))
         return {"label": label, "sure": sure}
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
-        B, work = party.batch, {"epochs": party.epochs, "steps": party.steps}
+    def plan(self, party: LabellerParty, found: Found) -> Plan:
+        B, work = party.batch, Work(epochs=party.epochs, steps=party.steps)
         pad = FULL if B is None else 1
         x = party.labelled.batches(B, "labelled", pad=pad)                              # goes round while `fix` lasts
         if self.o.labeller == "current" and len(party.unlabelled):
@@ -77,15 +87,16 @@ class SemiFL(Method):
         fix = data.where(found["sure"]).batches(B, "weak", "strong", pad=pad, **work)   # Eq. 3: D_fix
         if not self.o.mix_weight:
             return Plan(x=x, fix=fix)
-        draw = {"replace": True}
-        if self.o.mix_resample == "per-round":
-            data, draw = data.take(party.rng("mix").integers(len(data), size=len(fix.samples))), {}
+        anew = self.o.mix_resample == "per-access"
+        if not anew:
+            data = data.take(party.rng("mix").integers(len(data), size=len(fix.samples)))
         alike = "fix" if self.o.mix_augment == "after" else None                        # one view of both is that of the mixture
-        mix = data.batches(fix, "weak", pad=pad, alike=alike, **draw)                   # Eq. 4: D_mix, of all samples
+        mix = data.batches(fix, "weak", pad=pad, replace=anew, alike=alike)              # Eq. 4: D_mix, of all samples
         return Plan(x=x, fix=fix, mix=mix, lam=party.rng("mixup").beta(self.o.mixup, self.o.mixup, len(fix)))
 
-    def step(self, s: Any, b: Any) -> None:
-        rows, mixed = b.fix.rows, None
+    def step(self, s: LabellerSlot, b: Columns) -> None:
+        rows = b.fix.rows
+        mixed: Tensor | None = None
         if self.o.mix_weight:
             mixed = b.lam * b.fix.weak + (1 - b.lam) * b.mix.weak                       # x_mix
         zx, zs, zm = s.model.apart(b.x.labelled, b.fix.strong, mixed, rows=(b.x.rows, rows, rows))
@@ -99,11 +110,11 @@ class SemiFL(Method):
         labelling.follow(self.o, s)
         s.log(loss=loss)
 
-    def supervised(self, s: Any, b: Any) -> None:
+    def supervised(self, s: LabellerSlot, b: Columns) -> None:
         super().supervised(s, b)
         labelling.follow(self.o, s)
 
-    def relabel(self, s: Any, b: Any) -> None:
+    def relabel(self, s: LabellerSlot, b: Columns) -> None:
         """Labels for this batch from the net in training and the batch's own statistics: no mix loss (Table 2)."""
         with torch.no_grad():
             z = s.model(b.u.weak, stats="batch", rows=b.u.rows)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +132,7 @@ class State:
     def clone(self) -> State:
         return self.map(Tensor.clone)
 
-    def to(self, device: Any) -> State:
+    def to(self, device: torch.device | str) -> State:
         return self.map(lambda t: t.to(device))
 
     def only(self, *groups: str) -> State:

@@ -19,7 +19,7 @@ from fallow.data import sources
 from fallow.data.samples import Samples
 from fallow.engine.party import Party
 from fallow.engine.world import NORM_MEANS
-from fallow.methods.base import Method
+from fallow.methods.base import AnyMethod, Method
 from fallow.models import default_norm
 from fallow.runs.speed import Speed
 
@@ -81,7 +81,7 @@ def _labels(o: Config, train: int, classes: int) -> int:
     return o.label_count or round((o.label_ratio or 0.05) * train)
 
 
-def _views(method: Method, party: _Typical) -> int:
+def _views(method: AnyMethod, party: _Typical) -> int:
     """The views a party's plan makes."""
     found = {"label": np.zeros(len(party.unlabelled), np.int64), "sure": np.ones(len(party.unlabelled), bool)}
     plan = method.plan(party, found if len(party.unlabelled) else {})
@@ -97,7 +97,7 @@ def largest_step(method: type[Method], o: Config, train: int, classes: int) -> i
     return max((sum(step) for party in parties for step in _steps(method(o, classes), party)), default=0)
 
 
-def _steps(method: Method, party: _Typical) -> list[tuple[int, ...]]:
+def _steps(method: AnyMethod, party: _Typical) -> list[tuple[int, ...]]:
     """Of each step of a party the images of each stream, times its views."""
     found = {"label": np.zeros(len(party.unlabelled), np.int64), "sure": np.ones(len(party.unlabelled), bool)}
     plan = method.plan(party, found if len(party.unlabelled) else {})

@@ -19,9 +19,8 @@ from pydantic import ConfigDict
 from fallow import models, own
 from fallow.config import VERSION, Config, merge, read_yaml, shown, validate
 from fallow.errors import UserError, suggest
-from fallow.methods import REGISTERED, find, is_own
+from fallow.methods import REGISTERED, combining, find, is_own
 from fallow.methods.base import Method
-from fallow.methods.combining import refused
 from fallow.names import recipes
 from fallow.runs import lacking
 from fallow.runs.origin import located, own_code, started_in
@@ -31,7 +30,7 @@ GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "publishe
 DEFAULTS = ("fitted", "paper")  # what a key gets that nobody gave: what suits the data, or the method's paper
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
-NEWER = {"layout": "auto", "skip_bad": False, "validation": None}  # keys that older runs have not; as given here they change nothing
+NEWER = {"layout": "auto", "skip_bad": False, "validation": None, "ema": 0.0}  # keys that older runs have not; as given here they change nothing
 SEEDS = 10_000  # at most
 UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
 EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, without another result
@@ -295,9 +294,7 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
     if models.is_own(options.model):
         from_recipe = options.model not in said and options.model in (recipe_keys.get("model"), read.get("model"), *_said(more))
         own.check(options.model, "model", "the recipe", trust) if from_recipe else own.named(options.model, "model")
-    if why := refused(method, options):
-        cause, _, remedy = why.partition("; ")
-        raise UserError(cause, remedy or "change one of these settings")
+    combining.check(method, options)
     return method, options
 
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from fallow.config import key
-from fallow.methods.base import Net, Plan, Value
+from fallow.methods.base import Found, Held, Plan, Value
 from fallow.methods.parts import labelling
 from fallow.methods.parts.averaged import CENTRAL, Averaged
 from fallow.methods.parts.batching import paired
+from fallow.methods.parts.labelling import LabellerBatch, LabellerParty, LabellerSlot
 from fallow.methods.parts.losses import ce, cross_entropy
 
+A = TypeVar("A", bound=LabellerSlot, default=LabellerSlot)
 
-class Adaptive(Averaged):
+
+class SizedBatch(LabellerBatch):
+    size: Tensor  # how many unlabelled samples the party has
+
+
+class Adaptive(Averaged[A, LabellerParty, SizedBatch]):
     """What a rule remembers stays with the party that learnt it."""
 
     group = "central"
@@ -28,31 +34,33 @@ class Adaptive(Averaged):
     class Options(Averaged.Options):
         weight: float = key(1.0, "of the unlabelled loss", "lambda_u", ge=0)
 
+    o: Options
+
     def memory(self) -> dict[str, Value]:
         """What the rule goes by."""
         raise NotImplementedError
 
-    def weigh(self, s: Any, b: Any, z: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh(self, s: A, b: SizedBatch, z: Tensor) -> tuple[Tensor, Tensor]:
         """Each sample's label, and what it weighs; the memory moves on."""
         raise NotImplementedError
 
-    def more(self, s: Any, zs: Tensor, weights: Tensor) -> Tensor | float:
+    def more(self, s: A, zs: Tensor, weights: Tensor) -> Tensor | float:
         """A further loss."""
         return 0.0
 
-    def holds(self) -> dict[str, Net | Value]:
+    def holds(self) -> Held:
         return super().holds() | labelling.holds(self.o, self.classes) | self.memory()
 
-    def begin(self, party: Any) -> dict[str, Any]:
+    def begin(self, party: LabellerParty) -> dict[str, Tensor]:
         return labelling.begin(self.o, party)
 
-    def plan(self, party: Any, found: dict[str, Any]) -> Plan:
+    def plan(self, party: LabellerParty, found: Found) -> Plan:
         x, u = paired(party, "labelled", ("weak", "strong"))
         return Plan(x=x, u=u, size=float(len(party.unlabelled)))
 
-    def step(self, s: Any, b: Any) -> None:
+    def step(self, s: A, b: SizedBatch) -> None:
         zx, zw, zs = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
-        loss: Any = cross_entropy(zx, b.x.y) if b.x else 0.0
+        loss: Tensor | float = cross_entropy(zx, b.x.y) if b.x else 0.0
         if b.u:
             z = labelling.logits(self.o, s, b.u, zw)
             label, weights = self.weigh(s, b, z)

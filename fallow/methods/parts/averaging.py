@@ -7,20 +7,22 @@ own; one that overrides such a hook calls `super()`, or goes without.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fallow.config import Config
+from fallow.methods.interface import Entry, Message, Party, Server
 from fallow.methods.state import State
+from fallow.methods.update import Update, Updates
 
 
-def mean(items: Sequence[Any], name: str = "model", weights: Sequence[float] | Tensor | None = None) -> Any:
+def mean(items: Sequence[Update | State | Tensor], name: str = "model", weights: Sequence[float] | Tensor | None = None) -> Entry:
     """Weighted mean of updates' entries `name`, of States, or of tensors.
 
     Multiplies, then adds, in float64, one after the other in the given order, and rounds once. Counters: maximum.
     """
-    values: list[Any] = [item if isinstance(item, State | Tensor) else item[name] for item in items]
+    values: list[Entry] = [item if isinstance(item, State | Tensor) else item[name] for item in items]
     if weights is None:
         weights = [1.0 if isinstance(item, State | Tensor) else item.weight for item in items]
     given = torch.as_tensor(weights, dtype=torch.float64)
@@ -48,32 +50,31 @@ class Averager:
 
     replicas = 1  # models that a server trains beside the clients
 
-    def __init__(self, options: Any):
+    def __init__(self, options: Config):
         self.o = options
 
     @staticmethod
-    def refuse(o: Any) -> str | None:
-        """Why these settings cannot be averaged so."""
+    def refuse(o: Config) -> None:
+        """Raises a UserError where these settings cannot be averaged so."""
+
+    def start(self, server: Server) -> None:
         return None
 
-    def start(self, server: Any) -> None:
-        return None
-
-    def down(self, server: Any, client: int) -> State:
+    def down(self, server: Server, client: int) -> State:
         return server.model
 
-    def end(self, party: Any) -> dict[str, Any]:
+    def end(self, party: Party) -> Message:
         """What a party sends beside its model."""
         return {}
 
-    def merge(self, server: Any, updates: Any) -> None:
+    def merge(self, server: Server, updates: Updates) -> None:
         self.move(server, updates, mean(updates, weights=self.weights(updates)))
 
-    def weights(self, updates: Sequence[Any]) -> list[float]:
+    def weights(self, updates: Sequence[Update]) -> list[float]:
         """What each update weighs by the key `weights`; the server counts `server_copies` times."""
         return [u.weight * (self.o.server_copies if u.client is None else 1) for u in updates]
 
-    def move(self, server: Any, updates: Any, target: State) -> None:
+    def move(self, server: Server, updates: Updates, target: State) -> None:
         """The server's optimiser, from the model that was sent or from what the server made of it beside the clients."""
         trained = updates.server if self.o.average_base == "trained" else None
         server.move(target, base=trained["model"] if trained else None)

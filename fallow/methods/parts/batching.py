@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
-from fallow.data.samples import Stream
+from fallow.data.samples import Array, Stream, Tail
 from fallow.errors import UserError
+from fallow.methods.interface import Party
 
 
 def matched(labelled: int, unlabelled: int, batch: int, floor: bool = False) -> tuple[int, int]:
@@ -22,15 +22,15 @@ def matched(labelled: int, unlabelled: int, batch: int, floor: bool = False) -> 
 
 
 def paired(
-    party: Any, labelled_view: str, unlabelled_views: tuple[str, ...], mode: int | str | None = None, **columns: Any
+    party: Party, labelled_view: str, unlabelled_views: tuple[str, ...], mode: int | str | None = None, **columns: Array | None
 ) -> tuple[Stream, Stream]:
     """The labelled and the unlabelled stream of a party, by the key `unlabelled_batch`; `columns` go with the latter."""
     x, u, B = party.labelled, party.unlabelled.having(**columns), party.batch
     mode = party.options.unlabelled_batch if mode is None else mode
     epochs, steps = party.epochs, party.steps
 
-    def streams(size: int | None, count: int | None, **how: Any) -> tuple[Stream, Stream]:
-        return x.batches(B, labelled_view, steps=count), u.batches(size, *unlabelled_views, steps=count, **how)
+    def streams(size: int | None, count: int | None, tail: Tail = "keep") -> tuple[Stream, Stream]:
+        return x.batches(B, labelled_view, steps=count), u.batches(size, *unlabelled_views, steps=count, tail=tail)
 
     if not len(u):
         return x.batches(B, labelled_view, epochs=epochs, steps=steps), u.batches(1, *unlabelled_views)
@@ -44,14 +44,15 @@ def paired(
         n, size = matched(len(x), len(u), B or len(x), floor)
         return streams(size, _count(n, epochs, steps), tail="drop" if floor else "keep")
     if mode == "equal" or isinstance(mode, int) or mode.startswith("ratio:"):
-        size = B if mode == "equal" else mode if isinstance(mode, int) else int(mode.partition(":")[2]) * B
+        each = B or len(x)
+        size = each if mode == "equal" else mode if isinstance(mode, int) else int(mode.partition(":")[2]) * each
         return streams(size, _count(max(1, len(u) // size), epochs, steps))
     raise UserError(
         f"unlabelled_batch={mode!r} is not known", "use a count, match-steps, match-steps:floor, equal, ratio:N or full"
     )
 
 
-def progress(party: Any, steps: int) -> np.ndarray:
+def progress(party: Party, steps: int) -> Array:
     """The share of the run's steps that is done at each of this round's `steps`."""
     return (party.round + np.arange(steps) / max(1, steps)) / party.options.rounds
 

@@ -6,26 +6,28 @@ equal weights and gives weights >= 0 that sum to 1. Float64 throughout.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from fallow.config import Config
 from fallow.errors import UserError
+from fallow.methods.interface import Message, Party, Server
 from fallow.methods.parts.averaging import Averager, mean
+from fallow.methods.update import Updates
 
 
 class DMA(Averager):
     """Clients send their mean predictions; these make their weights. A server that trains beside them keeps its share."""
 
     @staticmethod
-    def refuse(o: Any) -> str | None:
-        """Why there is nothing to go by."""
+    def refuse(o: Config) -> None:
+        """Raises a UserError where there is nothing to go by."""
         if (o.labels == "all" or not o.unlabelled_ratio) and not o.labelled_as_unlabelled:
-            return "average=dma goes by predictions on unlabelled data, and no client has any; use average=mean, or labelled_as_unlabelled=true"
-        return None
+            raise UserError(
+                "average=dma goes by predictions on unlabelled data, and no client has any", "use average=mean, or labelled_as_unlabelled=true"
+            )
 
-    def end(self, party: Any) -> dict[str, Any]:
+    def end(self, party: Party) -> Message:
         """A client's mean prediction: as its method has measured it, else the received model's; without data a uniform one."""
         if party.is_server:
             return {}
@@ -35,7 +37,7 @@ class DMA(Averager):
             prior = mean_prediction(z) if len(z) else z.new_full(z.shape[1:], 1 / z.shape[1])
         return {"prior": prior}
 
-    def merge(self, server: Any, updates: Any) -> None:
+    def merge(self, server: Server, updates: Updates) -> None:
         clients = updates.clients
         if not clients:
             return super().merge(server, updates)
@@ -48,7 +50,7 @@ class DMA(Averager):
         self.move(server, updates, mean(updates, weights=self._shares(updates, beta)))  # Eq. 17
         report(server, P, beta)
 
-    def _shares(self, updates: Any, beta: Tensor) -> Tensor:
+    def _shares(self, updates: Updates, beta: Tensor) -> Tensor:
         if not updates.server:
             return beta
         given = self.weights(updates)
@@ -61,7 +63,7 @@ def mean_prediction(z: Tensor) -> Tensor:
     return z.softmax(1).mean(0)
 
 
-def weights(priors: Tensor, o: Any) -> Tensor:
+def weights(priors: Tensor, o: Config) -> Tensor:
     """The clients' weights from their mean predictions, as the options say."""
     P = checked(priors.detach().double().cpu())
     if o.dma == "simplex":
@@ -82,7 +84,7 @@ def distance(P: Tensor, beta: Tensor) -> Tensor:
     return beta @ P - 1 / P.shape[1]
 
 
-def report(server: Any, P: Tensor, beta: Tensor) -> None:
+def report(server: Server, P: Tensor, beta: Tensor) -> None:
     """For the round's metrics: the weights, the mean prediction they make, and its distance from uniform."""
     P = checked(P.detach().double().cpu())
     server.log(beta=beta, prior=beta @ P, residual=float(distance(P, beta).norm()),

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fallow.config import Config
+from fallow.config import Config, Keys
+
+if TYPE_CHECKING:
+    from fallow.methods.base import AnyMethod
 
 ROUNDS = 40  # where all clients take part
 LONGER = 4  # times as many at most, where few do
@@ -68,7 +71,7 @@ class Facts:
         return max(1, round(RAMP * self.rounds))
 
 
-def fits(method: Any) -> frozenset[str]:
+def fits(method: type[AnyMethod]) -> frozenset[str]:
     """The keys that a method has fitted where they are not given."""
     return frozenset(method.automatic(Facts(method.Options(), 10, 32, 3, 10, 100, ROUNDS, 100)))
 
@@ -78,7 +81,7 @@ def rounds(o: Config) -> int:
     return round(ROUNDS * min(LONGER, math.sqrt(o.clients / o.active_count)))
 
 
-def common(f: Facts) -> dict[str, Any]:
+def common(f: Facts) -> Keys:
     """How much a party trains, and how fast."""
     return {
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,

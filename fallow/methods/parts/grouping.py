@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import Any
 
-from fallow.config import Split
+from fallow.config import Config, Split
+from fallow.errors import UserError
+from fallow.methods.interface import Server
 from fallow.methods.parts.averaging import Averager, mean
 from fallow.methods.state import State
+from fallow.methods.update import Updates
 
 
 def group_sizes(active: int, groups: int, split: Split = "balanced") -> list[int]:
@@ -26,7 +28,7 @@ def group_sizes(active: int, groups: int, split: Split = "balanced") -> list[int
 class Grouping(Averager):
     """Who is in which group, from which model a client starts, and the means (Eqs. 7, 8)."""
 
-    def __init__(self, options: Any):
+    def __init__(self, options: Config):
         super().__init__(options)
         self.sizes = group_sizes(options.active_count, self._count(options), options.group_split)
         self._stops = list(accumulate(self.sizes))
@@ -36,47 +38,47 @@ class Grouping(Averager):
         self.lineages = options.group_models and not (trains and options.server_turn != "beside")
 
     @staticmethod
-    def _count(o: Any) -> int:
+    def _count(o: Config) -> int:
         return min(o.active_count, max(2, math.ceil(o.active_count / 10))) if o.groups == "auto" else int(o.groups)
 
     @staticmethod
-    def refuse(o: Any) -> str | None:
-        """Why these settings cannot be grouped."""
+    def refuse(o: Config) -> None:
+        """Raises a UserError where these settings cannot be grouped."""
         if isinstance(o.groups, int) and not 1 <= o.groups <= o.active_count:
-            return f"groups={o.groups} for {o.active_count} active clients; use groups={'1' if o.active_count == 1 else f'1 to {o.active_count}'}"
+            raise UserError(f"groups={o.groups} for {o.active_count} active clients", f"use groups={'1' if o.active_count == 1 else f'1 to {o.active_count}'}")
         if o.group_assignment == "fixed" and o.active_count != o.clients:
-            return f"group_assignment=fixed with {o.active_count} of {o.clients} clients active; use slot, or let all take part"
+            raise UserError(f"group_assignment=fixed with {o.active_count} of {o.clients} clients active", "use slot, or let all take part")
         if o.server_replicas == "per-group" and o.labels == "server" and o.server_turn != "beside":
-            return f"server_replicas=per-group, but with server_turn={o.server_turn} the server is in no group; use server_turn=beside"
+            raise UserError(f"server_replicas=per-group, but with server_turn={o.server_turn} the server is in no group", "use server_turn=beside")
         if o.server_replicas == "per-group" and o.average_base == "trained":
-            return "average_base=trained starts from the server's model, and server_replicas=per-group has several; use one of the two"
+            raise UserError("average_base=trained starts from the server's model, and server_replicas=per-group has several", "use one of the two")
         if o.weights == "half":
-            return "weights=half has no meaning inside a group; use weights=uniform, or average=mean"
-        return None
+            raise UserError("weights=half has no meaning inside a group", "use weights=uniform, or average=mean")
 
-    def group(self, server: Any, client: int) -> int:
+    def group(self, server: Server, client: int) -> int:
         """The group a client is averaged in. `active` is in random order, so blocks of it are random groups."""
         place = client if self.o.group_assignment == "fixed" else server.active.index(client)
         return next(i for i, stop in enumerate(self._stops) if place < stop)
 
-    def start(self, server: Any) -> None:
+    def start(self, server: Server) -> None:
         if self.lineages:
             server["groups"] = [server.model.clone() for _ in self.sizes]
 
-    def down(self, server: Any, client: int) -> State:
+    def down(self, server: Server, client: int) -> State:
         """w_avg,i of the client's group; w_avg for a client without one (`history`)."""
         if not self.lineages:
             return server.model
+        groups: list[State] = server["groups"]
         if self.o.group_assignment != "history":
-            return server["groups"][self.group(server, client)]
+            return groups[self.group(server, client)]
         last = server["group_of"].get(client) if "group_of" in server else None
-        return server.model if last is None else server["groups"][last]
+        return server.model if last is None else groups[last]
 
-    def merge(self, server: Any, updates: Any) -> None:
+    def merge(self, server: Server, updates: Updates) -> None:
         groups = dict(enumerate(server["groups"])) if self.lineages else {}
         for i in range(len(self.sizes)):
             own = [u for u in updates if u.client is None and u.replica == (i if self.replicas > 1 else 0)]
-            members = own + [u for u in updates.clients if self.group(server, u.client) == i]
+            members = own + [u for u in updates.clients if u.client is not None and self.group(server, u.client) == i]
             if members:
                 groups[i] = mean(members, weights=self.weights(members))  # Eq. 7; Eq. 8 with one group
         average = mean(list(groups.values()))  # w_avg = 1/S sum_i w_avg,i

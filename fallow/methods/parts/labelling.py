@@ -8,16 +8,37 @@ net in training after it. With `debias` every answer is divided by the labeller'
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fallow.methods.base import Net, Value
+from fallow.config import Config
+from fallow.methods.base import Batch, BatchPart, Held, Net, NetHandle, Party, Slot, Value
 from fallow.methods.parts.dma import mean_prediction
 
 ALL = frozenset({"current", "received", "local-ema"})
+
+
+# -- what a party holds for it, and a batch ----------------------------------------------------------------------------
+class LabellerParty(Party):
+    labeller: NetHandle  # of `local-ema`
+    prior: Tensor  # the labeller's mean prediction
+    pace: Tensor  # of `app_u_source=running`
+
+
+class LabellerSlot(Slot):
+    labeller: NetHandle
+    prior: Tensor
+    pace: Tensor
+
+
+class LabellerPart(BatchPart):
+    z: Tensor  # of `received`: its logits
+
+
+class LabellerBatch(Batch):
+    u: LabellerPart
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
@@ -37,7 +58,7 @@ def confidence(z: Tensor) -> Tensor:
     return z.softmax(1).amax(1)
 
 
-def weak_logits(party: Any, shuffled: bool = False, size: int = 250) -> Tensor:
+def weak_logits(party: Party, shuffled: bool = False, size: int = 250) -> Tensor:
     """The received model's logits of all unlabelled samples, one weak view each, in stored order.
 
     Batches of `size` are cut in stored order, or in a shuffled one: under batch statistics their make-up matters.
@@ -60,9 +81,9 @@ def cuts(n: int, merge: bool, size: int = 250) -> list[int]:
 
 
 # -- the labeller, hook by hook ----------------------------------------------------------------------------------------
-def holds(o: Any, classes: int) -> dict[str, Net | Value]:
+def holds(o: Config, classes: int) -> Held:
     """What a party holds for labelling; `average=dma` sends the prior, too."""
-    held: dict[str, Net | Value] = {}
+    held: Held = {}
     if o.labeller == "local-ema":
         held["labeller"] = Net(keep=True, train=False)
     if o.debias or o.average == "dma":
@@ -72,7 +93,7 @@ def holds(o: Any, classes: int) -> dict[str, Net | Value]:
     return held
 
 
-def begin(o: Any, party: Any, once: bool = False) -> dict[str, Any]:
+def begin(o: Config, party: LabellerParty, once: bool = False) -> dict[str, Tensor]:
     """Before the steps: fuses the kept labeller, measures the prior. `received` also answers, for all samples and the round.
 
     So does the kept labeller if the method labels `once` a round.
@@ -93,7 +114,7 @@ def begin(o: Any, party: Any, once: bool = False) -> dict[str, Any]:
     return {"z": z} if answers else {}
 
 
-def logits(o: Any, s: Any, u: Any, z: Tensor | None = None) -> Tensor:
+def logits(o: Config, s: LabellerSlot, u: LabellerPart, z: Tensor | None = None) -> Tensor:
     """The labeller's logits for a batch of unlabelled samples; `z` are those of the net in training, if it has them."""
     if o.labeller == "received":
         return u.z  # debiased at the start of the round
@@ -110,7 +131,7 @@ def logits(o: Any, s: Any, u: Any, z: Tensor | None = None) -> Tensor:
 
 
 @torch.no_grad()
-def _move(s: Any, u: Any, z: Tensor) -> None:
+def _move(s: LabellerSlot, u: LabellerPart, z: Tensor) -> None:
     """The prior follows a batch it has served: by gamma over a pass, so by gamma^(b/N) over b of the N samples."""
     rows = torch.ones(len(z), dtype=torch.bool, device=z.device) if u.rows is None else u.rows
     new = torch.where(rows[:, None], z.softmax(1), 0.0).sum(0) / rows.sum()
@@ -118,7 +139,7 @@ def _move(s: Any, u: Any, z: Tensor) -> None:
     s.prior.copy_(keep * s.prior + (1 - keep) * new)
 
 
-def follow(o: Any, s: Any) -> None:
+def follow(o: Config, s: LabellerSlot) -> None:
     """After a step: the kept labeller follows the net in training."""
     if o.labeller == "local-ema":
         s.labeller.follow(s.model, o.labeller_decay)

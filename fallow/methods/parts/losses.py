@@ -45,7 +45,8 @@ def kl(target: Tensor, logits: Tensor, form: Divergence = "log-softmax") -> Tens
 
 def entropy(probabilities: Tensor) -> Tensor:
     """Entropy per sample, in nats."""
-    return torch.special.entr(probabilities).sum(1)
+    each: Tensor = torch.special.entr(probabilities)
+    return each.sum(1)
 
 
 def certainty(entropies: Tensor, classes: int) -> Tensor:

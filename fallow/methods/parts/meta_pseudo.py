@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fallow.config import key
 from fallow.data.samples import Stream
-from fallow.methods.base import Method, Plan
+from fallow.methods.base import Batch, Method, NetHandle, Party, Plan, Slot, Work
 from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy, masked_mean
 
 
-class MetaPseudo(Method):
+class Regulated(Slot):
+    creg: NetHandle  # phi
+    freg: NetHandle  # w
+
+
+class Ramped(Batch):
+    ramp: Tensor  # weight of the soft loss
+
+
+class MetaPseudo(Method[Regulated, Party, Ramped]):
     """`model` labels; `creg`, a copy of the received model, learns from the labels; what that changes rewards `model`."""
 
     class Options(Method.Options):
@@ -29,11 +38,13 @@ class MetaPseudo(Method):
         lr_warmup: int = key(10, "steps in which lr grows, from 0 in each round (loop=meta-pseudo)", ge=0)
         creg_wait: int = key(2, "main steps before C-reg's lr leaves 0 (loop=meta-pseudo)", ge=0)
 
+    o: Options
+
     def warm_and_main(self, x: Stream, u: Stream) -> Plan:
         """Labelled steps, then the main ones over these streams, with a schedule that starts anew in each round."""
         o, main = self.o, Plan(self.meta_pseudo, x=x, u=u)
         rate = lambda s, wait=0: o.lr * multiplier(s, len(main), o.lr_warmup, wait)
-        few = {"steps": o.warm_steps, "epochs": None}
+        few = Work(steps=o.warm_steps, epochs=None)
         first = {"x": replace(x, **few), "u": replace(u, **few)} if x else {}
         steps = range(len(main))
         return Plan(self.warm, **first, lr=[rate(s) for s in range(o.warm_steps)]) + main.having(
@@ -41,14 +52,14 @@ class MetaPseudo(Method):
             ramp=[o.weight * min(1, (s + 1) / o.ramp) for s in steps],
         )
 
-    def warm(self, s: Any, b: Any) -> None:
+    def warm(self, s: Regulated, b: Ramped) -> None:
         """The labelled loss; the unlabelled views are there for batch norm."""
         zs, _, _ = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
         loss = cross_entropy(zs, b.x.y)
         s.descend(loss, s.model)
         s.log(loss=loss)
 
-    def meta_pseudo(self, s: Any, b: Any) -> None:
+    def meta_pseudo(self, s: Regulated, b: Ramped) -> None:
         zs, zw, zt = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
         loss, sure = cross_entropy(zs, b.x.y) if b.x else 0.0, None
         if b.u:
@@ -62,7 +73,7 @@ class MetaPseudo(Method):
         s.descend(loss, s.model, when=None if b.x or sure is None else sure.any())
         s.log(loss=loss)
 
-    def reward(self, s: Any, b: Any, loss: Tensor) -> Tensor:
+    def reward(self, s: Regulated, b: Ramped, loss: Tensor) -> Tensor:
         """d: C-reg takes a step on `loss`; what that changed on labelled data (FedDure, Eqs. 2, 3)."""
         with torch.no_grad():
             old = cross_entropy(s.creg(b.x.labelled, stats="batch"), b.x.y)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from fallow.methods.base import Plan
+from fallow.methods.base import Party, Plan
+from fallow.methods.parts.consistency import RampedBatch
+
+
+class MixedBatch(RampedBatch):
+    lam: Tensor  # Mixup's ratio of each view, or of all
+    partner: Tensor  # a permutation of all the step's views
 
 
 def one_hot(label: Tensor, classes: int) -> Tensor:
@@ -22,14 +26,14 @@ def sharpened(p: Tensor, temperature: float) -> Tensor:
     return q / q.sum(1, keepdim=True)
 
 
-def planned(plan: Plan, party: Any, o: Any) -> Plan:
+def planned(plan: Plan, party: Party, a: float, one_for_all: bool) -> Plan:
     """The plan with Mixup's draws for each step: `lam`, at least 1/2, and `partner`, a permutation of all the step's views."""
     if not len(plan):
         return plan
     streams = [(name, s) for name, s in plan.segments[0].streams.items() if s]
     images = sum(s.sizes(1)[0] * (1 if name == "x" else len(s.views)) for name, s in streams)
     rng, shape = party.rng("mixup"), (len(plan), images)
-    lam = rng.beta(o.mixup, o.mixup, shape if o.mix_draw == "sample" else (len(plan), 1))
+    lam = rng.beta(a, a, (len(plan), 1) if one_for_all else shape)
     return plan.having(lam=np.maximum(lam, 1 - lam), partner=rng.random(shape).argsort(1))
 
 
