@@ -31,7 +31,7 @@ Statistics = Literal["average", "server", "static", "batch"]
 Kept = Literal["reset", "keep", "travel"]
 Weights = Literal["samples", "labelled", "uniform", "half"]
 Reading = Literal["recommended", "paper", "released"]
-Labeller = Literal["current", "received", "local-ema"]
+Labeller = Literal["current", "received", "received-each", "local-ema"]
 Average = Literal["mean", "grouped", "dma"]
 Split = Literal["balanced", "ceil-blocks"]
 Measure = Literal["classes", "prior", "diversity", "labels"]
@@ -174,7 +174,7 @@ class Config(Section):
     server_momentum: float = key(0.0, "the server's momentum", ge=0, lt=1)
     average_base: Literal["distributed", "trained"] = key("distributed", "server_turn=beside: what server momentum starts from")
 
-    labeller: Labeller | None = key(None, "who makes pseudo-labels: the net in training, the model as received, or a kept average (default: the method's own way)")
+    labeller: Labeller | None = key(None, "who makes pseudo-labels: the net in training, the model as received (once a round, or for each batch), or a kept average (default: the method's own way)")
     debias: bool = key(False, "divide predictions by the party's mean prediction before labelling (DPL)")
     app_u_source: Literal["round-start", "running"] = key("round-start", "debias: the mean prediction stays for the round, or follows the batches that are labelled")
     app_u_momentum: float = key(0.5, "what the mean prediction weighs against a pass over the samples (FedDB: against a step)", "gamma", ge=0, le=1)
@@ -203,6 +203,7 @@ class Config(Section):
     device: str = key("auto", "cpu, cuda, cuda:N, or auto")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = key("auto", "auto: bf16 on CUDA, fp32 on CPU")
     slots: int | Literal["auto"] = key("auto", "parties that train at once")
+    backend: Literal["auto", "debug"] = key("auto", "how parties' work is done; debug: one after the other, with what hooks give and what steps make looked at")
     capture: bool = key(True, "replay captured steps and predictions on CUDA")
     compile: bool = key(False, "torch.compile the models' passes, in place of our kernels for norm and ReLU; the first rounds wait for it")
     fused: bool = key(True, "norm with ReLU, and the optimiser, in kernels of our own on CUDA; false: torch's")

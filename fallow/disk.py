@@ -112,17 +112,19 @@ def _beside(path: Path) -> Iterator[Path]:
         raise UserError(f"{str(path)!r} is no name for a file", "give one")
     for number in itertools.count(1):
         part = path.with_name(f".{path.name}.part" if number == 1 else f".{path.name}.{number}.part")
-        with _opened(part) as held:
+        with opened(part) as held:
             if alone(held, part):
                 yield part
                 return
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """A descriptor of a file, which is made if it is not there and left as it is if it is."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor of a file, which is made if it is not there and left as it is if it is; no link is followed, no pipe waited for."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", os.fspath(path))
         yield descriptor
     finally:
         os.close(descriptor)
@@ -147,7 +149,7 @@ def only_one(path: Path, wait: bool = False) -> Iterator[bool]:
     """Whether this process is the only one that works on a path, for as long as the block lasts."""
     lock = path.with_name(f".{path.name}.lock")
     while True:
-        with _opened(lock) as held:
+        with opened(lock) as held:
             if alone(held, lock, wait):
                 try:
                     yield True

@@ -15,6 +15,8 @@ METHODS: dict[str, str] = {
     "fedrgd": "fallow.methods.fedrgd:FedRGD",
     "fedloke": "fallow.methods.fedloke:FedLoKe",
     "feddure": "fallow.methods.feddure:FedDure",
+    "fedmatch": "fallow.methods.fedmatch:FedMatch",
+    "sage": "fallow.methods.sage:SAGE",
     "heterofl": "fallow.methods.heterofl:HeteroFL",
     "datasharing": "fallow.methods.datasharing:DataSharing",
     "easgd": "fallow.methods.easgd:EASGD",

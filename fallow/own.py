@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +25,7 @@ from fallow.errors import UserError
 from fallow.paths import open_plain
 
 INSTALLED = {"site-packages", "dist-packages"}
+SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)  # in the order in which Python takes them
 FORM = "write FILE.py:Class, or module:Class"
 WITHIN = "/:"  # FOLDER/:module:Class is a module that is looked for in this folder first
 
@@ -48,6 +49,13 @@ class Code:
     def sha256(self) -> str:
         about = self.digests or {"module": self.shown}
         return hashlib.sha256("".join(f"{name}\0{about[name]}\n" for name in sorted(about)).encode()).hexdigest()
+
+
+def line(error: BaseException, code: Code) -> str:
+    """Where in one's own files an error arose, to stand before it; nothing if it did not."""
+    files = {str(code.root / name) for name in code.files}
+    found = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
+    return f"line {found[-1].lineno} of {Path(found[-1].filename).name}: " if found else ""
 
 
 # -- finding -----------------------------------------------------------------------------------------------------------
@@ -155,6 +163,9 @@ def _imports(source: bytes, package: str) -> list[str]:
             above = package.split(".")[: 1 - node.level or None] if node.level else []
             module = ".".join([*filter(None, above), *([node.module] if node.module else [])])
             found += [module, *(f"{module}.{alias.name}" for alias in node.names)] if module else []
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str):
+            called = node.args[0].value  # import_module("helpers"): a file is among the others even if the call is another one
+            found += [f"{package}{called}" if called.startswith(".") else called] if called.replace(".", "").isidentifier() else []
     return found
 
 
@@ -163,10 +174,9 @@ def _modules(module: str, root: Path) -> Iterator[tuple[Path, str]]:
     parts = module.split(".")
     for depth in range(1, len(parts) + 1):
         place, inside = root.joinpath(*parts[:depth]), ".".join(parts[:depth])
-        if (place / "__init__.py").is_file():
-            yield place / "__init__.py", inside
-        elif place.with_name(f"{place.name}.py").is_file():
-            yield place.with_name(f"{place.name}.py"), inside.rpartition(".")[0]
+        files = [(place / f"__init__{suffix}", inside) for suffix in SUFFIXES]
+        files += [(place.with_name(f"{place.name}{suffix}"), inside.rpartition(".")[0]) for suffix in SUFFIXES]
+        yield from [found for found in files if found[0].is_file()][:1]
 
 
 # -- running -----------------------------------------------------------------------------------------------------------

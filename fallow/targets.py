@@ -102,8 +102,13 @@ def _table(path: Path) -> bool:
 
 
 def _comparison(path: Path) -> bool:
-    head = _head(path)
-    return b"Fallow compare" in head or head.startswith(b"row,column,statistic,mean,std,n,seeds,best,")
+    """Of the whole file: one into which such a table was pasted is somebody's work."""
+    text = _head(path)
+    return (
+        text.startswith(b"row,column,statistic,mean,std,n,seeds,best,")
+        or (text.startswith(b"% Fallow compare; ") and text.endswith(b"\\end{tabular}\n"))
+        or (re.match(rb"[^\n]+\.\n\n\|", text) is not None and text.endswith(b"\n<!-- Fallow compare -->\n"))
+    )
 
 
 def _export(path: Path) -> bool:

@@ -315,8 +315,8 @@ class Plain:
     def __init__(self, f: Any, lr: float, ema: float):
         self.o, self.net, self.ema, self.decay = f.o, net_of(f.server.model, "bn"), net_of(f.server.model, "bn"), ema
         self.head = nn.Linear(128, 4)
-        if "rotation" in f.world.held:
-            self.head.load_state_dict(dict(f.world.initial("rotation").tensors()))
+        if "rotation" in f.kit.held:
+            self.head.load_state_dict(dict(f.kit.initial("rotation").tensors()))
         self.optimizers = [sgd(self.net, lr, 5e-4), sgd(self.head, lr, 5e-4)]
         self.memory: dict[str, Any] = {}
 
@@ -527,6 +527,6 @@ def test_shares_of_the_labels_are_what_guesses_are_aligned_with(tmp_path: Path, 
     seen = watched(monkeypatch, "remixmatch", "step")
     f = federated(tmp_path, "remixmatch", clients=1, active=1, rounds=1, label_count=20, label_balance="random", strong_views=1)
     f.round(0)
-    y = f.world.labels[f.world.federation.clients[0].labelled]
+    y = f.simulation.labels[f.simulation.federation.clients[0].labelled]
     assert seen[0][0].wanted.tolist() == pytest.approx((np.bincount(y, minlength=10) / 20).tolist(), abs=1e-7)
     assert math.isclose(float(seen[0][0].wanted.sum()), 1, abs_tol=1e-6) and len(Samples.of(y)) == 20

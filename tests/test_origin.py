@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,18 @@ def test_own_code_is_copied_compared_and_found_from_elsewhere(place: Path, monke
         fallow.resume(run)
     helper.write_text("SCALE = 1\n")
     same(fallow.resume(run).path, through.path if through.path.is_absolute() else place / through.path)
+
+
+@pytest.mark.parametrize("line", ["import helper", "from importlib import import_module as f; f('helper')", "__import__('helper')", "from helper import x"])
+@pytest.mark.parametrize("file", ["helper.py", "helper/__init__.py", f"helper{EXTENSION_SUFFIXES[0]}", "helper.pyc"])
+def test_neighbours_are_part_of_own_code(file: str, line: str, tmp_path: Path) -> None:
+    """The file is among them that Python would take, however it is asked for."""
+    (tmp_path / "mine.py").write_text(f"{line}\nclass Mine: ...\n")
+    for name in ([] if file == "helper.pyc" else ["helper.py"]) + [file]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x = 1")
+    assert own.find(f"{tmp_path}/mine.py:Mine", "method").files.keys() == {"mine.py", file}
+    assert PathFinder.find_spec("helper", [str(tmp_path)]).origin == str(tmp_path / file)  # type: ignore[union-attr]
 
 
 def test_a_received_folder_runs_no_code(place: Path, fallow_cli: Any) -> None:

@@ -25,7 +25,7 @@ EVERY = [
     "iid", "iid:stratified", "iid:stratified,leftover=spread", "iid:spread", "shards:2,allow_uneven=true",
     "shards:2,allow_uneven=true,distinct=true,shuffle=false", "dirichlet-capped:0.3", "dirichlet-capped:0.5,shuffle=true",
     "dirichlet-capped:100,min_size=3", "dirichlet-equal:0.5", "dirichlet-equal:0.1,fill=proportional,last=dirichlet",
-    "dirichlet-client:0.1", "dirichlet-client:1,concentration=total", "skew:0", "skew:0.4", "skew:0.7,drop=true",
+    "dirichlet-client:0.1", "dirichlet-client:1,concentration=total", "dirichlet-pairs:0.5", "skew:0", "skew:0.4", "skew:0.7,drop=true",
     "skew:1,r_kind=nominal", "skew:0.6,rule=a2", "class-pairs", "batch-non-iid,types=generic",
     "batch-non-iid,types=generic,short=refill",
 ]  # fmt: skip

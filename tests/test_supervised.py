@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import TINY
 from plain import close, descend, federated, mean_of, net_of, sgd, watched, weights_of
 from torch import nn
 
@@ -23,6 +25,8 @@ from fallow.methods.base import Update, Updates
 from fallow.methods.heterofl import mean_of_owners
 from fallow.methods.parts.heads import last_layer
 from fallow.methods.state import State
+from fallow.runs import Run, prepare
+from fallow.runs.folder import RunFolder
 from fallow.runs.settings import resolve
 
 ALL = {"labels": "all", "label_count": None, "active": 4}
@@ -56,7 +60,7 @@ class Exchange:
         kind = find(name)
         self.o = kind.Options(method=name, clients=len(xs), **keys)
         self.method = kind(self.o, 3)
-        self.server = Server(SimpleNamespace(options=self.o))  # type: ignore[arg-type]
+        self.server = Server(SimpleNamespace(options=self.o), None)  # type: ignore[arg-type]
         self.server["model"] = numbered(z)
         self.own = [Own(x) for x in xs]
 
@@ -140,7 +144,7 @@ def test_overlapped_extremes() -> None:
 
 def test_the_servers_rate_is_the_schedules() -> None:
     o = SimpleNamespace(lr=0.4, schedule="cosine", steps=3, rounds=8)
-    server = Server(SimpleNamespace(options=o))  # type: ignore[arg-type]
+    server = Server(SimpleNamespace(options=o), None)  # type: ignore[arg-type]
     server.round = 2
     assert server.rate() == pytest.approx(0.2 * (1 + math.cos(math.pi / 4)))
     assert server.rate(4) == pytest.approx(0.2)
@@ -186,7 +190,7 @@ def test_rounds_of_own_models(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 def test_server_momentum_over_rounds() -> None:
     """w = 1, client means 0.8, 0.7, 0.7: 0.8, 0.6, 0.6."""
     o = find("heterofl").Options(method="heterofl", clients=2)
-    method, server = find("heterofl")(o, 3), Server(SimpleNamespace(options=o))  # type: ignore[arg-type]
+    method, server = find("heterofl")(o, 3), Server(SimpleNamespace(options=o), None)  # type: ignore[arg-type]
     server["model"] = numbered(1.0)
     for clients, wanted in (([0.7, 0.9], 0.8), ([0.7, 0.7], 0.6), ([0.65, 0.75], 0.6)):
         server.sent = server.model
@@ -228,7 +232,7 @@ def test_rounds_of_the_heterofl_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         if isinstance(m, nn.BatchNorm2d):
             m.reset_running_stats()
             m.momentum = None
-    images = f.world.view("plain", np.arange(len(f.world.labels)), torch.zeros(len(f.world.labels), dtype=torch.int64))
+    images = f.simulation.plain(np.arange(len(f.simulation.labels)))
     with torch.no_grad():
         for batch in images.split(250):
             net(batch)
@@ -276,7 +280,7 @@ def test_a_client_counts_for_its_own_classes(tmp_path: Path, monkeypatch: pytest
     f = federated(tmp_path, "heterofl", **ALL | keys)
     before = f.server.model.clone()
     f.round(0)
-    owner = {int(c): k for k, client in enumerate(f.world.federation.clients) for c in f.world.labels[client.labelled]}
+    owner = {int(c): k for k, client in enumerate(f.simulation.federation.clients) for c in f.simulation.labels[client.labelled]}
     assert len(sent) == 3
     for c in range(10):
         row = sent.get(owner[c], before)["head.weight"][c]
@@ -318,11 +322,10 @@ def test_a_shared_set_that_cannot_be_even_is_refused() -> None:
 @pytest.mark.parametrize("nothing", [{"share_beta": 0.0}, {"share_alpha": 0.0, "share_warmup": False}])
 def test_nothing_shared_is_fedavg(nothing: dict[str, Any], tmp_path: Path) -> None:
     f = federated(tmp_path / "a", "datasharing", **ALL, **nothing)
-    plain = federated(tmp_path / "b", "fedavg", **ALL)
-    if "share_alpha" in nothing:  # the same clients, and the set that nobody gets
-        plain.world.federation = f.world.federation
-        plain.o = plain.o.model_copy(update={"server_turn": "before"})
-        plain._turn = lambda tally, again=False: None  # type: ignore[method-assign]
+    method, options, source, federation = prepare(None, TINY | {"method": "fedavg"} | ALL)
+    if "share_alpha" in nothing:  # the same clients, without the set that nobody gets
+        federation = replace(f.simulation.federation, server=federation.server)
+    plain = Run(RunFolder(tmp_path), method, options, source, federation).federated
     for g in (f, plain):
         for number in range(2):
             g.round(number)
@@ -350,7 +353,7 @@ def test_rounds_with_a_shared_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             for b in seen[k]:
                 descend(optimizer, F.cross_entropy(net(b.x.labelled), b.x.y))
             trained.append(weights_of(net))
-        sizes = [len(c.labelled) for c in f.world.federation.clients]
+        sizes = [len(c.labelled) for c in f.simulation.federation.clients]
         assert len(set(sizes)) > 1
         w = {n: sum(s * t[n] for s, t in zip(sizes, trained)) / sum(sizes) for n in trained[0]}
         net.load_state_dict(w)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from PIL import Image
 
 import fallow
 from fallow import disk
+from fallow.errors import UserError
+from fallow.runs.jobs import Job, state
 
 TABLE = """
 inherit: feddure/base
@@ -59,6 +62,10 @@ WRITERS = {
     "figure png": ("figure", "accuracy", "one", "-o", "lines.png"),
     "figure svg": ("figure", "accuracy", "one", "-o", "lines.svg"),
     "figure pdf": ("figure", "accuracy", "one", "-o", "lines.pdf"),
+    "compare md": ("compare", "one", "-o", "table.md"),
+    "compare tex": ("compare", "one", "-o", "table.tex"),
+    "compare csv": ("compare", "one", "-o", "table.csv"),
+    "check": ("check", "few-digits", "--picture", "seen.png"),
     "split": ("split", "data=few-digits", "clients=4", "label_count=40", "--picture", "who.png"),
     "split --save": ("split", "data=few-digits", "clients=4", "label_count=40", "--picture", "who.svg", "--save", "who.npz"),
 }
@@ -68,14 +75,14 @@ WRITERS = {
 def test_a_file(words: tuple[str, ...], fallow_cli: Any, place: Path) -> None:
     """Its own is written anew, another's stays unless --force is said, a run's own names are refused even then."""
     *command, name = words
-    target = place / name
-    assert fallow_cli(*words).code == 0 and fallow_cli(*words).code == 0
+    target, well = place / name, (0, 1) if command[0] == "check" else (0,)  # check ends with 1 where a class has few images
+    assert fallow_cli(*words).code in well and fallow_cli(*words).code in well
     ours = target.read_bytes()
     target.write_bytes(b"file,name\nsomebody's,work\n")
     told = fallow_cli(*words).sentence
     assert told.startswith(f"{name} is there and was not made by `fallow {words[0]}") and "--force" in told
     assert target.read_bytes() == b"file,name\nsomebody's,work\n"
-    assert fallow_cli(*words, "--force").code == 0
+    assert fallow_cli(*words, "--force").code in well
     assert target.read_bytes()[:4] == ours[:4] and b"somebody" not in target.read_bytes()
     before = everything(place / "other")
     ending = Path(name).suffix
@@ -85,6 +92,15 @@ def test_a_file(words: tuple[str, ...], fallow_cli: Any, place: Path) -> None:
     assert "was not made by" in fallow_cli(*command, f"other/mine{ending}", "--force").sentence  # inside a run nobody forces
     (place / "other" / f"mine{ending}").unlink()
     assert everything(place / "other") == before
+
+
+@pytest.mark.parametrize(("name", "before", "after"), [("thesis.tex", "\\documentclass{book}\n", ""), ("thesis.tex", "", "\nYears of work.\n"), ("notes.md", "# Notes\n\n", "")])
+def test_a_file_that_holds_a_table_is_no_table(name: str, before: str, after: str, fallow_cli: Any, place: Path) -> None:
+    assert fallow_cli("compare", "one", "-o", name).code == 0
+    mine = before + (place / name).read_text() + after
+    (place / name).write_text(mine)
+    assert "was not made by `fallow compare`" in fallow_cli("compare", "one", "-o", name).sentence
+    assert (place / name).read_text() == mine
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "summary.json", "model.safetensors", "federation.npz"])
@@ -203,6 +219,34 @@ def test_two_tables_at_once(grid: Path, tmp_path: Path, monkeypatch: pytest.Monk
     first.join()
     assert len(calls) == 1 and "waited for" in told[0] and "(was finished)" in told[1]
     assert sorted(p.name for p in (place / grid).parent.iterdir()) == ["seed-0"]
+
+
+def test_a_run_removes_only_what_it_made(tmp_path: Path) -> None:
+    """What others put into its folders stays, as where such a folder is a link to one of theirs."""
+    keys = TINY | {"method": "fixmatch", "rounds": 3, "optimizer_state": "keep", "validation": 0.2}
+    run = fallow.run(out=tmp_path, name="run", stop_after=2, **keys).path
+    theirs = tmp_path / "theirs"
+    (run / "keep").rename(theirs)
+    (run / "keep").symlink_to(theirs)
+    mine = [run / "best" / "notes.txt", theirs / "thesis.tex", theirs / "photos" / "a.png"]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("years of work")
+    fallow.resume(run)
+    assert all(path.read_text() == "years of work" for path in mine)
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_lock_that_is_none(kind: str, tmp_path: Path, fallow_cli: Any) -> None:
+    """A received folder's link would have somebody's file emptied, its pipe would be waited for."""
+    run = fallow.run(out=tmp_path, name="run", stop_after=1, **TINY | {"method": "fedavg"}).path
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (run / ".lock").unlink()
+    {"link": lambda p: p.symlink_to("../thesis.tex"), "pipe": os.mkfifo, "folder": Path.mkdir}[kind](run / ".lock")
+    assert fallow_cli("resume", str(run)).sentence.startswith(f"{run}/.lock cannot be written (")
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(UserError, match="cannot be written"):
+        state(Job("run", run, None, {}, {"rounds": 2}))  # not one that another process is at, which would be waited for
 
 
 def test_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The three Dirichlet partitions: capped per class, equal-size per client, and over classes per client (4.3 to 4.5)."""
+"""The Dirichlet partitions: capped per class, equal-size per client, over classes per client (4.3 to 4.5), and between pairs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.random import Generator
 
 from fallow.data.dealing import (
+    EMPTY,
     Floats,
     Ints,
     Options,
@@ -196,3 +197,49 @@ def split_client(pool: Pool, rng: Generator, o: Options) -> Split:
         mixes = draw_mixes(pool.counts, pool.clients, o["alpha"], o["concentration"], rng)
     return apply_client(pool, ClientDraw(draw_order(pool, rng), mixes))
 
+
+# SAGE's
+
+
+class PairsDraw(NamedTuple):
+    blocks: list[Ints]  # positions in the pool, each block for two clients (the last of an odd number: for one)
+    shares: list[Floats]  # [classes, clients of the block]
+
+
+def pair_blocks(pool: Pool, order: Ints) -> list[Ints]:
+    """Blocks of floor(2N / M), the last takes the rest; an odd client has one alone."""
+    size = 2 * len(order) // pool.clients
+    return np.split(order, size * np.arange(1, (pool.clients + 1) // 2))
+
+
+def pair_pool(pool: Pool, block: Ints, shares: Floats) -> Pool:
+    return Pool(pool.labels[block], pool.classes, shares.shape[1], pool.what)
+
+
+def draw_pairs(pool: Pool, alpha: float, rng: Generator, limit: int = 1000) -> PairsDraw:
+    """Shares of each block's classes, anew until both clients have a quarter of it."""
+    blocks, shares = pair_blocks(pool, rng.permutation(len(pool.labels))), []
+    for number, block in enumerate(blocks):
+        clients = min(2, pool.clients - 2 * number)
+        for _ in range(limit):
+            q = rng.dirichlet(np.full(clients, alpha), pool.classes)
+            if capped_counts(pair_pool(pool, block, q), q).sum(1).min() >= len(block) // 4:
+                break
+        else:
+            cause = f"no split of {len(block)} {pool.what} between two clients with a quarter for each in {limit} tries of dirichlet-pairs:{alpha:g}"
+            raise PartitionError("dirichlet_min_size", cause, "use a larger alpha, fewer clients or more samples")
+        shares.append(q)
+    return PairsDraw(blocks, shares)
+
+
+def apply_pairs(pool: Pool, drawn: PairsDraw) -> Split:
+    """Each block dealt to its clients as in `dirichlet-capped`; all lists in one row, cut anew into equal ones."""
+    dealt: list[Ints] = []
+    for block, q in zip(drawn.blocks, drawn.shares):
+        own = pair_pool(pool, block, q)
+        dealt += [block[part] for part in deal(own.labels, capped_counts(own, q), np.arange(len(block)))[0]]
+    return Split(np.array_split(np.concatenate(dealt), pool.clients), EMPTY)
+
+
+def split_pairs(pool: Pool, rng: Generator, o: Options) -> Split:
+    return apply_pairs(pool, draw_pairs(pool, o["alpha"], rng, o["max_tries"]))

@@ -1,6 +1,6 @@
 """The partitions by name: `dirichlet-capped:0.3,min_size=1` -> a function that shares a pool of samples out.
 
-The algorithms are in `dealing` (4.1, 4.2, 4.7), `dirichlets` (4.3 to 4.5) and `skews` (4.6); `natural` in `federate`.
+The algorithms are in `dealing` (4.1, 4.2, 4.7), `dirichlets` (4.3 to 4.5, SAGE's) and `skews` (4.6); `natural` in `federate`.
 """
 
 from __future__ import annotations
@@ -115,6 +115,11 @@ def _kinds() -> list[Kind]:
             "FedDB's text; Hsu et al.", "dirichlet-client:0.1", dirichlets.split_client, "alpha",
             {"alpha": alpha(), "concentration": Option("per-class", choices=("per-class", "total")),
              "tie": Option("none", choices=("none", "joint", "same-q"), help="same-q: one mix for both pools")},
+        ),
+        Kind(
+            "dirichlet-pairs", "equal sizes: blocks dealt by Dir(alpha) between two clients each, in one row, cut anew",
+            "SAGE, ProxyFL", "dirichlet-pairs:0.1", dirichlets.split_pairs, "alpha",
+            {"alpha": alpha(), "max_tries": Option(1000, int, low=1)},
         ),
         Kind(
             "skew", "equal sizes, class mixes R apart (mean total variation between clients)",

@@ -423,18 +423,22 @@ PRESETS: dict[str, Constants] = {
     "fedrgd:svhn": _RGD_CIFAR,
     "fedrgd:cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
     "fedrgd:emnist": _MNIST,
+    "sage:cifar10": _RGD_CIFAR,
+    "sage:cifar100": _RGD_CIFAR,
+    "sage:svhn": _RGD_CIFAR,
+    "sage:cinic10": _RGD_CIFAR,
     "usb:cifar10": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "usb:cifar100": ((129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255)),
     "usb:svhn": ((0.4380, 0.4440, 0.4730), (0.1751, 0.1771, 0.1744)),
 }
-_ORDER = ("semifl", "feddure", "fedrgd", "usb")
+_ORDER = ("semifl", "feddure", "fedrgd", "usb", "sage")
 _ALIASES = {"feddb": "semifl", "fedloke": "none", "fedmatch": "none"}
 
 
 def normalisation(preset: str | None, data: str, channels: int) -> Constants:
     """Mean and std (after /255) of a data set by a paper's preset; `none`: only /255.
 
-    Where the preset has no row for the data, the first of semifl, feddure, fedrgd, usb that has one; else 1/2 and 1/2,
+    Where the preset has no row for the data, the first of semifl, feddure, fedrgd, usb, sage that has one; else 1/2 and 1/2,
     which maps 0..255 to -1..1. One channel asked of three is their average, three of one are three copies.
 
     >>> normalisation(None, "digits", 1)

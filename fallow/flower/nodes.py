@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fallow.engine.clients import SERVER, Executor, Reply, Request
-from fallow.engine.keep import Keep
+from fallow.engine.keep import Keep, Owner
 from fallow.engine.party import Job, Outcome
+from fallow.engine.simulation import Simulation
 from fallow.errors import UserError
 from fallow.flower import checks
 from fallow.flower.checks import Refused
@@ -37,21 +38,22 @@ class Exchange(Protocol):
     def online(self) -> set[int]:
         """The ids of the nodes that are there."""
 
-    def send(self, orders: Mapping[int, tuple[str, Parcel]], kind: str, patience: float) -> Sent:
-        """To each node what the run is about, and what it is asked."""
+    def send(self, orders: Mapping[int, Parcel], kind: str, patience: float) -> Sent:
+        """To each node what it is asked."""
 
 
 class Nodes:
     """What a client keeps is on its node; here is only noted of which round it is (`keep.version`)."""
 
     def __init__(
-        self, world: Any, executor: Executor, keep: Keep, *, exchange: Exchange, roster: Roster, terms: Terms, about: Tree, folder: Path,
+        self, simulation: Simulation, executor: Executor, keep: Keep, *, exchange: Exchange, roster: Roster, terms: Terms, about: Tree, folder: Path,
         ask_here: Callable[..., list[Any]], tell: Callable[[str], None] = print,
     ):  # fmt: skip
         self.executor, self.keep, self.exchange, self.roster, self.terms = executor, keep, exchange, roster, terms
-        self.wanted, self.about, self.run, self.layouts = world.options.active_count, json.dumps(about), about["run"], world.layouts()
+        kit = simulation.kit
+        self.wanted, self.about, self.run, self.layouts = kit.options.active_count, json.dumps(about), about["run"], kit.layouts()
         self.folder, self.ask_here, self.tell = folder, ask_here, tell
-        self._used: dict[int, int] = {}  # client -> round (from 1) of its update, in a round that has not taken effect
+        self._used: dict[Owner, int] = {}  # client -> round (from 1) of its update, in a round that has not taken effect
         self._row: Tree = {}
 
     # -- the seam ------------------------------------------------------------------------------------------------------
@@ -121,8 +123,8 @@ class Nodes:
                 "kept": self._used.get(request.party, kept) if after else kept,
                 "needed": sorted({kept, *(v.get(request.party, 0) for v in self.keep.committed)} - {0}), **more,
             }  # fmt: skip
-            orders[request.party] = (self.about, packed(tree, self.layouts))
-            self._add("bytes_down", request.party, orders[request.party][1].nbytes)
+            orders[request.party] = packed(tree, self.layouts, self.about)
+            self._add("bytes_down", request.party, orders[request.party].nbytes)
         clients = {there[c]: c for c in orders}
         sent = self.exchange.send({there[c]: order for c, order in orders.items()}, kind, self.terms.round_timeout)
         self._round = requests[0].round if requests else 0

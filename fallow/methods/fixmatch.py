@@ -28,7 +28,7 @@ class FixMatch(Averaged[LabellerSlot, LabellerParty, Columns]):
 
     paper = "Sohn et al., NeurIPS 2020"
     scenarios = {"server", "clients", "some"}
-    labellers = labelling.ALL
+    labellers = labelling.EACH
     defaults = {"labeller": "current"}
 
     class Options(Averaged.Options):

@@ -35,8 +35,7 @@ class FreeMatch(Adaptive[FreeSlot]):
     o: Options
 
     def memory(self) -> dict[str, Value]:
-        even = {"start": 1 / self.classes, "keep": True}
-        return {"tau": Value(1, **even), "mean_p": Value(self.classes, **even), "shares": Value(self.classes, **even)}
+        return {name: Value(n, start=1 / self.classes, keep=True) for name, n in (("tau", 1), ("mean_p", self.classes), ("shares", self.classes))}
 
     @torch.no_grad()
     def weigh(self, s: FreeSlot, b: SizedBatch, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,8 +52,9 @@ class HeteroFL(Method[OwnerSlot, OwnerParty, Batch]):
         return {"model": Net()} | ({"own": Value(self.classes)} if own else {})
 
     def begin(self, party: OwnerParty) -> dict[str, Tensor]:
-        if self.o.masked_ce or self.o.label_aware_head:
-            party.own.copy_(torch.from_numpy(np.isin(np.arange(self.classes), party.labelled.y)))
+        y = party.labelled.y
+        if y is not None and (self.o.masked_ce or self.o.label_aware_head):
+            party.own.copy_(torch.from_numpy(np.isin(np.arange(self.classes), y)))
         return {}
 
     def supervised(self, s: OwnerSlot, b: Batch) -> None:

@@ -62,7 +62,7 @@ class ReMixMatch(MixMatch):
 
     def plan(self, party: LabellerParty, found: Found) -> Plan:
         plan, y = super().plan(party, found), party.labelled.y
-        shares = np.bincount(y, minlength=self.classes) / len(y) if len(y) else np.full(self.classes, 1 / self.classes)
+        shares = np.bincount(y, minlength=self.classes) / len(y) if y is not None and len(y) else np.full(self.classes, 1 / self.classes)
         u = plan.segments[0].streams["u"] if len(plan) else None
         turns = party.rng("turns").integers(4, size=(len(plan), u.sizes(1)[0])) if u else None
         return plan.having(wanted=np.tile(shares, (len(plan), 1)), turns=turns)

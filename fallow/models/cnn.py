@@ -109,13 +109,18 @@ class SmallCNN(Classifier):
         return activated(self.norm3, self.conv3(x)).mean((2, 3))
 
 
-def he_normal(net: Classifier) -> None:
-    """Convolutions normal with variance 2 / fan-out; biases of convolutions and of the head 0."""
+def he_convolutions(net: Classifier) -> None:
+    """Convolutions normal with variance 2 / fan-out, their biases 0."""
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+
+def he_normal(net: Classifier) -> None:
+    """Convolutions normal with variance 2 / fan-out; biases of convolutions and of the head 0."""
+    he_convolutions(net)
     assert isinstance(net.head, nn.Linear)
     nn.init.zeros_(net.head.bias)
 

@@ -1,11 +1,11 @@
-"""ResNet-9 (FedLoKe, FedRGD, FedDure, FedMatch) and ResNet-18 for small images; torch's default initialisation."""
+"""ResNet-9 (FedLoKe, FedRGD, FedDure, FedMatch), ResNet-18 and ResNet-8 (SAGE) for small images."""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fallow.models.cnn import Classifier, Pool2, global_max
+from fallow.models.cnn import Classifier, Pool2, global_max, he_convolutions
 from fallow.models.norms import Chain, activated, norm_layer
 
 
@@ -85,3 +85,21 @@ class ResNet18(Classifier):
     def features(self, x: Tensor) -> Tensor:
         x = activated(self.norm, self.conv(x))
         return self.stage4(self.stage3(self.stage2(self.stage1(x)))).mean((2, 3))
+
+
+class ResNet8(Classifier):
+    """SAGE's net: one post-activation block in each of three stages; convolutions normal by fan-out."""
+
+    def __init__(self, classes: int, channels: int, norm: str = "bn", groups: int = 32):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 64, 3, 1, 1, bias=False)
+        self.norm = norm_layer(norm, 64, groups)
+        self.stage1 = BasicBlock(64, 64, 1, norm, groups)
+        self.stage2 = BasicBlock(64, 128, 2, norm, groups)
+        self.stage3 = BasicBlock(128, 256, 2, norm, groups)
+        self.head = nn.Linear(256, classes)
+        he_convolutions(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = activated(self.norm, self.conv(x))
+        return self.stage3(self.stage2(self.stage1(x))).mean((2, 3))

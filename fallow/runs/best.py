@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fallow.methods.state import State
 from fallow.runs.manifest import sha256
 
 FOLDER, RESULT = "best", "best.safetensors"
+OURS = re.compile(r"\d+\.safetensors|\..*\.part")  # what is called otherwise was put there by others
 
 
 def encoded(state: State) -> bytes:
@@ -58,5 +60,5 @@ class BestFiles:
         """Removes what no checkpoint names."""
         names = {Path(name).name for name in needed}
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if path.name not in names:
-                path.unlink(missing_ok=True)
+            if OURS.fullmatch(path.name) and path.name not in names:
+                disk.remove(path)

@@ -11,7 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,10 @@ SUMMARY: dict[str, Any] = {
     "seconds": int | float, "seconds_per_round": int | float, "seed": int, "method": str, "data": str, "classes": int,
     "channels": int, "size": int, "fingerprint": str, "config_hash": str, "versions": dict,
 }  # fmt: skip
+
+
+class Busy(UserError):
+    """Another process is at work in the folder."""
 
 
 class Restored(NamedTuple):
@@ -99,13 +103,14 @@ class RunFolder:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process at a time; the lock of a dead process is no lock."""
-        with disk.told(self.path):
-            file = open(self.path / ".lock", "w")  # noqa: SIM115
-        with file:
+        lock = self.path / ".lock"
+        with ExitStack() as stack:
+            with disk.told(lock, "see what lies there in the lock's place, and whether the folder may be written"):
+                file = stack.enter_context(disk.opened(lock))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UserError(f"the run {self.path} is being run by another process", "wait for it, or stop it") from None
+                raise Busy(f"the run {self.path} is being run by another process", "wait for it, or stop it") from None
             yield
 
     # -- metrics -------------------------------------------------------------------------------------------------------

@@ -14,9 +14,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
+from fallow import disk
 from fallow.config import read_yaml
 from fallow.errors import UserError
-from fallow.runs.folder import RunFolder
+from fallow.runs.folder import Busy, RunFolder
 from fallow.runs.settings import Keys, differences
 
 State = Literal["done", "begun", "new", "held"]
@@ -57,7 +58,7 @@ def state(job: Job) -> State:
     try:
         with folder.locked():
             begun = folder.config.is_file()
-    except UserError:
+    except Busy:
         return "held"
     if not begun:
         clear(folder.path)
@@ -82,7 +83,7 @@ def clear(path: Path) -> None:
 
 def came_to(folder: RunFolder) -> str:
     """A finished run's accuracy, for people."""
-    summary = json.loads(folder.summary.read_text())
+    summary = folder.read_summary()
     return ", ".join(f"{k} {100 * summary[k]:.2f}" for k in ("last", "best") if summary.get(k) is not None) or "finished"
 
 
@@ -98,8 +99,8 @@ def per_round(job: Job, alike: Iterable[Path] = ()) -> tuple[float, str] | None:
     for place in (job.path.parent, *alike):
         found = []
         for summary in place.glob("seed-*/summary.json"):
-            with suppress(OSError, ValueError, KeyError, TypeError):
-                found.append(float(json.loads(summary.read_text())["seconds_per_round"]))
+            with suppress(UserError, ValueError, KeyError, TypeError, RecursionError):
+                found.append(float(json.loads(disk.read(summary))["seconds_per_round"]))
         if found:
             return statistics.fmean(found), "other seeds"
     return None

@@ -134,8 +134,8 @@ def recipes(base: Base, here: Path, r: random.Random) -> Case:
         told.append(what)
     (here / "r.yaml").write_text(text, errors="backslashreplace")
     more = r.choice([[], [], ["setting=few"], ["setting=many", "method=Theirs"], ["clients=3"], ["reading=paper"]])
-    command = r.choice([["run", "--help"], ["run", "--help"], ["split", "--picture", "p.png"], ["run", *QUICK, "data=few-digits", "label_count=20", "-q"]])
-    return Case([command[0], "r.yaml", *more, *command[1:]], [*told, text])
+    command = r.choice([["run", "--help"], ["run", "--help"], ["split", "--picture", "p.png"], ["run", *QUICK, "data=few-digits", "label_count=20", "-q"], ["run", "--dry-run"], ["table", "--from", "."]])
+    return Case([command[0], "r.yaml", *(more if command[0] != "table" else []), *command[1:]], [*told, text])
 
 
 # -- data files --------------------------------------------------------------------------------------------------------
@@ -216,8 +216,18 @@ def _folder(here: Path, r: random.Random) -> tuple[str, list[Path]]:
     return "folder:d", out
 
 
+def _sites(here: Path, r: random.Random) -> tuple[str, list[Path]]:
+    out = []
+    for i in range(24):
+        path = here / "s" / r.choice(["", "", "", "train", "test"]) / r.choice(["north", "south"]) / r.choice(["a", "b", "unlabelled", "test", "unlabeled"]) / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_png(r))
+        out.append(path)
+    return r.choice(["folder:s", "s"]), out
+
+
 def data(base: Base, here: Path, r: random.Random) -> Case:
-    name, files = r.choice([_npz, _npz, _idx, _cifar, _csv, _folder])(here, r)
+    name, files = r.choice([_npz, _npz, _idx, _cifar, _csv, _folder, _sites])(here, r)
     told = [name]
     if r.random() < 0.75:
         path = r.choice(files)
@@ -228,7 +238,9 @@ def data(base: Base, here: Path, r: random.Random) -> Case:
         what = mutate.folder_damaged(files[0].parent, r)
         told.append(": ".join(what))
     more = r.choice([[], [], ["image.size=16", "image.fit=resize"], ["image.channels=3"], ["labels=clients", "label_per_class=1"]])
-    return Case(["run", f"data={name}", "data_dir=.", *QUICK, "image.size=32", *more, "-q"], told)
+    if r.random() < 0.25:
+        return Case(["check", name, "data_dir=.", *r.choice([[], ["layout=sites"], ["--skip-bad"]])], told)
+    return Case(["run", f"data={name}", "data_dir=.", *QUICK, "image.size=32", *more, *r.choice([[], ["--skip-bad"]]), "-q"], told)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -286,6 +298,7 @@ def fitting(r: random.Random, method: str) -> str:
 
 def words(base: Base, here: Path, r: random.Random) -> Case:
     shutil.copytree(base.done, here / "done")
+    shutil.copytree(base.done, here / "longer")
     shutil.copytree(base.images, here / "images")
     (here / "r.yaml").write_text(PLAIN)
     odd = lambda *usual: r.choice(usual) if usual and r.random() < 0.75 else r.choice(ODD)
@@ -311,6 +324,14 @@ def words(base: Base, here: Path, r: random.Random) -> Case:
         ["export", odd("done"), "-o", odd("out", "done", "images", "done/keep"), "--format", odd("safetensors")],
         ["figure", odd(*FIGURES), odd("done"), "-o", odd("f.png", "f.svg", "done/f.pdf", "images/0.png"), f"--width={odd('3.5')}", f"--names={odd('a')}", f"--parts={odd('x')}"],
         ["compare", odd("done"), odd("done", "images")],
+        ["compare", odd("done"), *r.choice([["-o", odd("t.md", "t.csv", "t.tex", "done/config.yaml", "images/0.png")], ["--format", odd("md", "csv", "tex")]]), f"--rows={odd('method', 'lr')}", f"--columns={odd('data')}", f"--against={odd('FixMatch')}"],
+        ["compare", "done", odd("done", "longer"), f"--statistic={odd('last', 'best', 'scores.test.macro_f1', 'seconds')}", f"--scores={odd('auroc', 'macro_f1,x')}"],
+        ["check", odd("images", "folder:images", "few-digits", "done"), *([pair(r)] if r.random() < 0.5 else []), *picture],
+        ["resume", odd("longer"), f"rounds={odd('4', '3', '1')}", "-q"],
+        ["run", *QUICK, "data=few-digits", "label_count=20", *pairs, "--dry-run"],
+        ["run", *QUICK, "data=few-digits", f"{r.choice(NAMES)}={odd('1', 'x')},{odd('2', '0.5')}", f"seed={odd('0,1', '0,0', ',')}", "--stop-after", "1"],
+        ["predict", odd("done"), odd("images/0.png", "done/config.yaml"), "-q"],
+        ["cache"],
         ["list", odd("methods", "datasets", "models", "partitions", "recipes", "views", "figures"), "--no-time", f"--data-dir={odd('.')}"],
         ["resume", odd("done"), f"--stop-after={odd('1')}"],
         [odd("run", "list", "watch"), odd("--help"), odd()],
@@ -323,7 +344,7 @@ def words(base: Base, here: Path, r: random.Random) -> Case:
     def kept() -> str | None:
         """A run and what is not Fallow's stay as they were."""
         now = everything(here)
-        lost = [name for name, content in before.items() if now.get(name) != content]
+        lost = [name for name, content in before.items() if now.get(name) != content and not name.startswith("longer/")]
         return f"{lost} changed" if lost and "--force" not in chosen else None
 
     return Case(chosen, [], kept)

@@ -66,7 +66,7 @@ def wrong(case: Case, told: dict[str, Any]) -> str | None:
     if "Traceback" in told["err"] + told["out"]:
         return "a traceback"
     if told["code"] not in (0, 2):
-        failed = case.words[0] == "table" and told["code"] == 1  # some of its runs failed, which it has said
+        failed = case.words[0] in ("table", "check") and told["code"] == 1  # some of its runs failed, or a problem was found
         return None if failed else f"exit code {told['code']}"
     if told["code"] == 2:
         return None if told["err"].startswith("error: ") and told["err"].count("\n") == 1 else "no sentence"

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -125,8 +126,9 @@ def clear() -> str:
     freed = 0
     for path in [*home().glob(f"*{ENDING}"), *home().glob(f".*{ENDING}*.part")]:
         with suppress(OSError):
-            freed += path.stat().st_size
-            path.unlink()
+            if re.fullmatch(rf"\.?[0-9a-f]{{40}}{ENDING}.*", path.name):
+                freed += path.stat().st_size
+                path.unlink()
     return amount(freed)
 
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from fallow.config import Config
 from fallow.data.samples import Array, Stream, Tail
 from fallow.errors import UserError
 from fallow.methods.interface import Party
@@ -43,9 +44,7 @@ def paired(
         floor = mode.endswith(":floor")
         n, size = matched(len(x), len(u), B or len(x), floor)
         return streams(size, _count(n, epochs, steps), tail="drop" if floor else "keep")
-    if mode == "equal" or isinstance(mode, int) or mode.startswith("ratio:"):
-        each = B or len(x)
-        size = each if mode == "equal" else mode if isinstance(mode, int) else int(mode.partition(":")[2]) * each
+    if size := set_size(mode, B or len(x)):
         return streams(size, _count(max(1, len(u) // size), epochs, steps))
     raise UserError(
         f"unlabelled_batch={mode!r} is not known", "use a count, match-steps, match-steps:floor, equal, ratio:N or full"
@@ -55,6 +54,37 @@ def paired(
 def progress(party: Party, steps: int) -> Array:
     """The share of the run's steps that is done at each of this round's `steps`."""
     return (party.round + np.arange(steps) / max(1, steps)) / party.options.rounds
+
+
+def set_size(mode: int | str, batch: int) -> int | None:
+    """The unlabelled batch where it is a number whatever the sets have."""
+    if isinstance(mode, int):
+        return mode
+    return batch if mode == "equal" else int(mode.partition(":")[2]) * batch if mode.startswith("ratio:") else None
+
+
+def walk(party: Party) -> int:
+    """Steps of one of SAGE's epochs: as many as the unlabelled set has labelled batches."""
+    return max(1, (len(party.unlabelled) or len(party.labelled)) // (party.batch or 1))
+
+
+def walks(party: Party) -> list[int]:
+    """A round's steps, epoch by epoch."""
+    n = walk(party)
+    steps = party.steps or math.ceil(n * (party.epochs or 1) - 1e-9)
+    return [n] * (steps // n) + [steps % n] * (steps % n > 0)
+
+
+def full_batches(party: Party, steps: int, labelled_view: str, unlabelled_views: tuple[str, ...]) -> tuple[Stream, Stream]:
+    """Labelled batches drawn with replacement; unlabelled ones in shuffled passes, whose short last batch is left out."""
+    x = party.labelled.batches(party.batch, labelled_view, steps=steps, replace=True)
+    return x, party.unlabelled.batches(set_size(party.options.unlabelled_batch, party.batch or 1), *unlabelled_views, steps=steps, tail="drop")
+
+
+def refuse_sets(o: Config) -> None:
+    """For methods whose batches have a size, whatever a client has."""
+    if o.batch == "full" or set_size(o.unlabelled_batch, o.batch) is None:
+        raise UserError(f"{o.method} draws batches of a set size", "set batch to a count, and unlabelled_batch to a count, equal or ratio:N")
 
 
 def _count(per_epoch: int, epochs: float | None, steps: int | None) -> int:

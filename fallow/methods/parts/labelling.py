@@ -1,8 +1,8 @@
 """Who makes pseudo-labels, and from what: a labeller answers with logits, the method makes targets of them.
 
 `current` is the net in training, anew for every batch; `received` the model as it came, once per round, before any
-step; `local-ema` a net of the client's own, fused with the received model at the start of a round and following the
-net in training after it. With `debias` every answer is divided by the labeller's mean prediction (FedDB's DPL).
+step; `received-each` the same model, which stays as it came, anew for every batch; `local-ema` a net of the client's
+own, fused with the received model at the start of a round and following the net in training after it. With `debias` every answer is divided by the labeller's mean prediction (FedDB's DPL).
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from fallow.methods.base import Batch, BatchPart, Held, Net, NetHandle, Party, S
 from fallow.methods.parts.dma import mean_prediction
 
 ALL = frozenset({"current", "received", "local-ema"})
+EACH = ALL | {"received-each"}  # of methods that label batch by batch
+NETS = ("local-ema", "received-each")  # held beside the net in training
 
 
 # -- what a party holds for it, and a batch ----------------------------------------------------------------------------
 class LabellerParty(Party):
-    labeller: NetHandle  # of `local-ema`
+    labeller: NetHandle  # of `local-ema` and `received-each`
     prior: Tensor  # the labeller's mean prediction
     pace: Tensor  # of `app_u_source=running`
 
@@ -51,6 +53,11 @@ def hard(z: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """The likeliest class, and whether its probability reaches the threshold."""
     confidence, label = z.softmax(1).max(1)
     return label, confidence >= threshold
+
+
+def one_hot(label: Tensor, like: Tensor) -> Tensor:
+    """Classes as probabilities; `like` has a row for each of them."""
+    return (label[:, None] == torch.arange(like.shape[1], device=like.device)).to(like.dtype)
 
 
 def confidence(z: Tensor) -> Tensor:
@@ -86,6 +93,8 @@ def holds(o: Config, classes: int) -> Held:
     held: Held = {}
     if o.labeller == "local-ema":
         held["labeller"] = Net(keep=True, train=False)
+    if o.labeller == "received-each":
+        held["labeller"] = Net(start="model", train=False)
     if o.debias or o.average == "dma":
         held["prior"] = Value(classes, start=1 / classes)
     if o.app_u_source == "running":
@@ -118,9 +127,9 @@ def logits(o: Config, s: LabellerSlot, u: LabellerPart, z: Tensor | None = None)
     """The labeller's logits for a batch of unlabelled samples; `z` are those of the net in training, if it has them."""
     if o.labeller == "received":
         return u.z  # debiased at the start of the round
-    if o.labeller == "local-ema" or z is None:
+    if o.labeller in NETS or z is None:
         with torch.no_grad():
-            z = (s.labeller if o.labeller == "local-ema" else s.model)(u.weak, stats="running", rows=u.rows)
+            z = (s.labeller if o.labeller in NETS else s.model)(u.weak, stats="running", rows=u.rows)
     z = z.detach()
     if not o.debias:
         return z

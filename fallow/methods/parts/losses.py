@@ -43,6 +43,12 @@ def kl(target: Tensor, logits: Tensor, form: Divergence = "log-softmax") -> Tens
     return (target * (log_target - logits.log_softmax(1))).sum(1)
 
 
+def smoothed_kl(target: Tensor, logits: Tensor, by: float = 1e-10) -> Tensor:
+    """The divergence of target from softmax(logits) per sample, with `by` added to every probability of both."""
+    t, q = target + by, logits.softmax(1) + by
+    return (t * (t.log() - q.log())).sum(1)
+
+
 def entropy(probabilities: Tensor) -> Tensor:
     """Entropy per sample, in nats."""
     each: Tensor = torch.special.entr(probabilities)
