@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -300,13 +298,20 @@ def test_ratios_of_mixup(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # -- whole rounds in plain torch -------------------------------------------------------------------------------------------
-@contextmanager
-def buffers_kept(net: nn.Module) -> Iterator[None]:
-    """A pass of the batch's own statistics: those that run are saved and put back."""
-    before = {n: b.clone() for n, b in net.named_buffers()}
-    yield
-    for n, b in net.named_buffers():
-        b.copy_(before[n])
+class Features(nn.Module):
+    """What lies before a net's last layer."""
+
+    def __init__(self, net: Any):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net.features(x)
+
+
+def batch_only(net: nn.Module, x: Tensor) -> Tensor:
+    """A pass with the batch's own statistics: those that run are copies, which are let go."""
+    return torch.func.functional_call(net, {n: b.clone() for n, b in net.named_buffers()}, (x,))
 
 
 class Plain:
@@ -319,10 +324,6 @@ class Plain:
             self.head.load_state_dict(dict(f.kit.initial("rotation").tensors()))
         self.optimizers = [sgd(self.net, lr, 5e-4), sgd(self.head, lr, 5e-4)]
         self.memory: dict[str, Any] = {}
-
-    def batch_only(self, net: nn.Module, x: Tensor) -> Tensor:
-        with buffers_kept(net):
-            return net(x)
 
     def step(self, b: Any) -> None:
         loss = getattr(self, self.o.method)(b)
@@ -340,15 +341,15 @@ class Plain:
     def pimodel(self, b: Any, teacher: nn.Module | None = None) -> Tensor:
         loss = F.cross_entropy(self.net(b.x.labelled), b.x.y)
         with torch.no_grad():
-            q = torch.softmax(self.batch_only(teacher or self.net, b.u.weak), 1)
-        return loss + self.o.weight * b.ramp * F.mse_loss(torch.softmax(self.batch_only(self.net, b.u.other), 1), q)
+            q = torch.softmax(batch_only(teacher or self.net, b.u.weak), 1)
+        return loss + self.o.weight * b.ramp * F.mse_loss(torch.softmax(batch_only(self.net, b.u.other), 1), q)
 
     def meanteacher(self, b: Any) -> Tensor:
         return self.pimodel(b, self.ema)
 
     def pseudolabel(self, b: Any) -> Tensor:
         loss = F.cross_entropy(self.net(b.x.labelled), b.x.y)
-        z = self.batch_only(self.net, b.u.weak)
+        z = batch_only(self.net, b.u.weak)
         p, label = torch.softmax(z.detach(), 1).max(1)
         kept = [F.cross_entropy(z[i : i + 1], label[i : i + 1]) for i in range(len(z)) if p[i] >= self.o.threshold]
         return loss + b.ramp * sum(kept) / len(z)
@@ -360,18 +361,18 @@ class Plain:
 
     def mixmatch(self, b: Any) -> Tensor:
         with torch.no_grad():
-            p = sum(torch.softmax(self.batch_only(self.net, v), 1) for v in (b.u.weak, b.u.other)) / 2
+            p = sum(torch.softmax(batch_only(self.net, v), 1) for v in (b.u.weak, b.u.other)) / 2
             q = p**2 / (p**2).sum(1, keepdim=True)
         X, Y = self.mix([b.x.labelled, b.u.weak, b.u.other], [torch.eye(10)[b.x.y], q, q], b)
         n, m = len(b.x.y), len(q)
         lx = -(Y[:n] * torch.log_softmax(self.net(X[:n]), 1)).sum(1).mean()
-        zu = torch.cat([self.batch_only(self.net, X[n : n + m]), self.batch_only(self.net, X[n + m :])])
+        zu = torch.cat([batch_only(self.net, X[n : n + m]), batch_only(self.net, X[n + m :])])
         return lx + 75 * b.ramp * F.mse_loss(torch.softmax(zu, 1), Y[n:])
 
     def remixmatch(self, b: Any) -> Tensor:
         seen = self.memory.setdefault("seen", [torch.full((10,), 0.1)] * 128)
         with torch.no_grad():
-            p = torch.softmax(self.batch_only(self.net, b.u.weak), 1)
+            p = torch.softmax(batch_only(self.net, b.u.weak), 1)
             q = p * (b.wanted + 1e-6) / (torch.stack(seen).mean(0) + 1e-6)
             q = q / q.sum(1, keepdim=True)
             q = q**2 / (q**2).sum(1, keepdim=True)
@@ -379,11 +380,10 @@ class Plain:
         X, Y = self.mix([b.x.labelled, b.u.strong0, b.u.strong1, b.u.weak], [torch.eye(10)[b.x.y], q, q, q], b)
         n, m = len(b.x.y), len(q)
         lx = -(Y[:n] * torch.log_softmax(self.net(X[:n]), 1)).sum(1).mean()
-        lu = -(Y[n:] * torch.log_softmax(torch.cat([self.batch_only(self.net, x) for x in X[n:].split(m)]), 1)).sum(1).mean()
-        l1 = -(q * torch.log_softmax(self.batch_only(self.net, b.u.strong0), 1)).sum(1).mean()
+        lu = -(Y[n:] * torch.log_softmax(torch.cat([batch_only(self.net, x) for x in X[n:].split(m)]), 1)).sum(1).mean()
+        l1 = -(q * torch.log_softmax(batch_only(self.net, b.u.strong0), 1)).sum(1).mean()
         turned = torch.stack([torch.rot90(image, int(k), (1, 2)) for image, k in zip(b.u.strong0, b.turns)])
-        with buffers_kept(self.net):
-            lr = F.cross_entropy(self.head(self.net.features(turned)), b.turns)  # type: ignore[operator]
+        lr = F.cross_entropy(self.head(batch_only(Features(self.net), turned)), b.turns)
         return lx + b.ramp * (1.5 * lu + 0.5 * l1) + 0.5 * lr
 
     def confident(self, b: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
