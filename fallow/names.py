@@ -16,6 +16,8 @@ METHODS: dict[str, str] = {
     "fedloke": "fallow.methods.fedloke:FedLoKe",
     "feddure": "fallow.methods.feddure:FedDure",
     "fedmatch": "fallow.methods.fedmatch:FedMatch",
+    "semifed": "fallow.methods.semifed:SemiFed",
+    "fml": "fallow.methods.fml:FML",
     "sage": "fallow.methods.sage:SAGE",
     "heterofl": "fallow.methods.heterofl:HeteroFL",
     "datasharing": "fallow.methods.datasharing:DataSharing",
