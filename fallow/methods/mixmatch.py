@@ -11,6 +11,7 @@ from fallow.config import key
 from fallow.methods.base import Found, Plan
 from fallow.methods.parts import mixing
 from fallow.methods.parts.consistency import Consistency, ConsistencySlot, RampedBatch
+from fallow.methods.parts.helping import one_hot
 from fallow.methods.parts.labelling import LabellerParty
 from fallow.methods.parts.losses import ce
 
@@ -35,7 +36,7 @@ class MixMatch(Consistency):
 
     def step(self, s: ConsistencySlot, b: RampedBatch) -> None:
         b = cast(mixing.MixedBatch, b)
-        views, targets = ([b.x.labelled], [mixing.one_hot(b.x.y, self.classes)]) if b.x else ([], [])
+        views, targets = ([b.x.labelled], [one_hot(b.x.y, self.classes)]) if b.x else ([], [])
         if b.u:
             with torch.no_grad():
                 p = (s.model(b.u.weak, stats="batch").softmax(1) + s.model(b.u.other, stats="batch").softmax(1)) / 2

@@ -14,6 +14,7 @@ from fallow.methods.mixmatch import MixMatch
 from fallow.methods.parts import heads, mixing, thresholds
 from fallow.methods.parts.consistency import ConsistencySlot, RampedBatch
 from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.helping import one_hot
 from fallow.methods.parts.labelling import LabellerParty
 from fallow.methods.parts.losses import ce
 
@@ -69,7 +70,7 @@ class ReMixMatch(MixMatch):
 
     def step(self, s: ConsistencySlot, b: RampedBatch) -> None:
         s, b = cast(ReSlot, s), cast(ReBatch, b)
-        views, targets = ([b.x.labelled], [mixing.one_hot(b.x.y, self.classes)]) if b.x else ([], [])
+        views, targets = ([b.x.labelled], [one_hot(b.x.y, self.classes)]) if b.x else ([], [])
         loss: Tensor | float = 0.0
         if b.u:
             q = self.guess(s, b)

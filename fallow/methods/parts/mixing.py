@@ -15,11 +15,6 @@ class MixedBatch(RampedBatch):
     partner: Tensor  # a permutation of all the step's views
 
 
-def one_hot(label: Tensor, classes: int) -> Tensor:
-    """Classes as probabilities."""
-    return (label[:, None] == torch.arange(classes, device=label.device)).float()
-
-
 def sharpened(p: Tensor, temperature: float) -> Tensor:
     """p^(1/T), normalised."""
     q = p ** (1 / temperature)
