@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from fallow.data.samples import Samples
 from fallow.engine.feed import Part
-from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.fixmatch import annealed
 from fallow.methods.parts import mixing, thresholds
 from fallow.methods.parts.batching import progress
 from fallow.runs.settings import resolve
+from fallow.schedule import Schedule
 
 CENTRAL = ("pimodel", "pseudolabel", "meanteacher", "mixmatch", "remixmatch", "flexmatch", "freematch", "softmatch")
 RAMP = 100_000 / (0.4 * 2**20)

@@ -13,11 +13,11 @@ from fallow import draws
 from fallow.engine.keep import Keep, Record
 from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
-from fallow.engine.schedule import Schedule
 from fallow.engine.slot import RESERVED
 from fallow.errors import UserError
 from fallow.methods.sparse import Sparse
 from fallow.methods.state import State
+from fallow.schedule import Schedule
 
 
 class Pool:
