@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
+from fallow.keys.section import Keys
 from fallow.methods.base import Value
 from fallow.methods.parts import thresholds
 from fallow.methods.parts.adaptive import Adaptive, SizedBatch

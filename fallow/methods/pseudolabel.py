@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
+from fallow.keys.section import Keys
 from fallow.methods.base import Held
 from fallow.methods.parts import labelling
 from fallow.methods.parts.consistency import Consistency, ConsistencySlot, RampedBatch

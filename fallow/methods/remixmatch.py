@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
+from fallow.keys.section import Keys
 from fallow.methods.base import Found, Held, Net, NetHandle, Plan, Value
 from fallow.methods.mixmatch import MixMatch
 from fallow.methods.parts import heads, mixing, thresholds

@@ -6,8 +6,9 @@ from typing import cast
 
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import B, Held, Message, Method, Net, NetHandle, P, Party, S, Server, Slot, Update, Updates
 from fallow.methods.interface import Number
 from fallow.methods.parts.averaging import mean
