@@ -18,7 +18,7 @@ from conftest import TINY, rows, same, weights
 
 import fallow
 from fallow import disk
-from fallow.data.holdings import Held
+from fallow.data.holdings import ClassCounts
 from fallow.errors import UserError
 from fallow.runs.folder import RunFolder
 from fallow.runs.origin import Origin
@@ -252,6 +252,8 @@ def test_litter(run: Path, runs: tuple[Path, Path]) -> None:
         (run / name).mkdir()
     for name in (".x.part", ".x.part/y", "keep/0", "keep/7-7.safetensors"):  # folders where files might be
         (run / name).mkdir()
+    for name in ("checkpoint/.8.part", "checkpoint/5", "keep/8-8.safetensors"):  # pipes where folders or files might be
+        os.mkfifo(run / name)
     for name in (".metrics.jsonl.part", "federation.npzab12.part", "keep/.3-9.safetensors.part"):
         (run / name).write_text("half")
     same(fallow.resume(run).path, runs[1])
@@ -344,15 +346,15 @@ def test_something_else_in_a_files_place(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pipe is not a file"):
         disk.read(tmp_path / "pipe")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"), disk.told(tmp_path / "file"):
+    with pytest.raises(UserError, match="cannot be written"), disk.errors_as_user_errors(tmp_path / "file"):
         (tmp_path / "file").mkdir()
-    with pytest.raises(UserError, match=r"cannot be written \(odd\)"), disk.told(tmp_path):
+    with pytest.raises(UserError, match=r"cannot be written \(odd\)"), disk.errors_as_user_errors(tmp_path):
         raise OSError("odd")
 
 
 def test_counts_that_were_flipped(run: Path) -> None:
     """federation.npz has everyone's classes beside the lists that its fingerprint covers."""
-    path, rng, good = run / "federation.npz", random.Random(1), Held.load(run / "federation.npz")
+    path, rng, good = run / "federation.npz", random.Random(1), ClassCounts.load(run / "federation.npz")
     data = path.read_bytes()
     start = data.index(b"held.npy") + 8
     found = 0
@@ -360,7 +362,7 @@ def test_counts_that_were_flipped(run: Path) -> None:
         place = rng.randrange(start, start + 60)
         path.write_bytes(data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :])
         try:
-            assert all(np.array_equal(a, b) for a, b in zip(Held.load(path)[0], good[0]))
+            assert all(np.array_equal(a, b) for a, b in zip(ClassCounts.load(path)[0], good[0]))
         except UserError as error:
             assert "is damaged" in str(error)
             found += 1
@@ -372,3 +374,35 @@ def test_two_checkpoints_stay(tmp_path: Path) -> None:
     run = fallow.run(out=tmp_path, name="run", stop_after=3, **KEYS | {"checkpoint_every": 2}).path
     assert sorted(p.name for p in (run / "checkpoint").iterdir()) == ["2", "3"]
     assert [r["round"] for r in rows(run)] == [1, 2, 3]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux what a descriptor is of")
+def test_what_is_named_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut: whatever takes a name was synced before, and its folder afterwards; so were the rows that a checkpoint covers."""
+    told: list[tuple[str, str, str]] = []
+    fsync = os.fsync
+
+    def synced(descriptor: int) -> None:
+        told.append(("synced", os.readlink(f"/proc/self/fd/{descriptor}"), ""))
+        fsync(descriptor)
+
+    def noting(name: Callable[..., None]) -> Callable[..., None]:
+        def noted(source: Any, target: Any) -> None:
+            told.append(("named", str(Path(source).absolute()), str(Path(target).absolute())))
+            name(source, target)
+
+        return noted
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", noting(os.replace))
+    monkeypatch.setattr(os, "rename", noting(os.rename))
+    run = fallow.run(out=tmp_path, name="run", **KEYS | {"rounds": 2, "validation": 0.2}).path.resolve()
+    named = [(at, source, Path(target)) for at, (what, source, target) in enumerate(told) if what == "named" and target.startswith(str(run))]
+    assert {"manifest.json", "model.safetensors", "summary.json", "index.json", "server.safetensors", "1", "2"} <= {target.name for *_, target in named}
+    assert {"keep", "best", "checkpoint"} <= {target.parent.name for *_, target in named}
+    for at, source, target in named:
+        assert ("synced", source, "") in told[:at], target
+        assert ("synced", str(target.parent), "") in told[at:], target
+    for round in (1, 2):
+        before = told[: next(at for at, _, target in named if target == run / "checkpoint" / str(round))]
+        assert before.count(("synced", str(run / "metrics.jsonl"), "")) == round

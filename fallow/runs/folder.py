@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load, save
 
-from fallow import disk
+from fallow import disk, targets
 from fallow.engine.evaluating import Best
 from fallow.engine.pack import pack, unpack
 from fallow.errors import UserError
@@ -75,8 +75,9 @@ class RunFolder:
     @staticmethod
     def new(out: Path, name: str) -> RunFolder:
         """A folder of its own: `name`, or `name-2`, `name-3`, ... where that is taken."""
+        targets.no_run((out / name).parent, "--out")
         try:
-            with disk.told(out):
+            with disk.errors_as_user_errors(out):
                 out.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise UserError(f"{out} is a file, not a folder", "choose another folder with --out") from None
@@ -84,7 +85,7 @@ class RunFolder:
         while True:
             path = out / (name if number == 1 else f"{name}-{number}")
             try:
-                with disk.told(path):
+                with disk.errors_as_user_errors(path):
                     path.mkdir(parents=True)
                 return RunFolder(path)
             except FileExistsError:
@@ -105,7 +106,7 @@ class RunFolder:
         """One process at a time; the lock of a dead process is no lock."""
         lock = self.path / ".lock"
         with ExitStack() as stack:
-            with disk.told(lock, "see what lies there in the lock's place, and whether the folder may be written"):
+            with disk.errors_as_user_errors(lock, "see what lies there in the lock's place, and whether the folder may be written"):
                 file = stack.enter_context(disk.opened(lock))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +136,7 @@ class RunFolder:
 
     def append(self, row: Row) -> None:
         line = written(row).encode()
-        with disk.told(self.metrics), open(self.metrics, "ab") as f:
+        with disk.errors_as_user_errors(self.metrics), open(self.metrics, "ab") as f:
             f.write(line)
         self._digest.update(line)
         self._bytes += len(line)
@@ -239,8 +240,8 @@ class RunFolder:
         noted, first = self._unchanging(), not self.checkpoints.is_dir()
         metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
         weights = self.best_files.write(best)
-        with disk.told(final):
-            shutil.rmtree(part, ignore_errors=True)
+        with disk.errors_as_user_errors(final):
+            disk.remove(part)
             part.mkdir(parents=True)
         try:
             with ThreadPoolExecutor(1) as beside:
@@ -253,9 +254,9 @@ class RunFolder:
             disk.write(part / "index.json", manifest.sealed(index))
             disk.sync(part)
         except UserError:
-            shutil.rmtree(part, ignore_errors=True)
+            disk.remove(part)
             raise
-        with disk.told(final):
+        with disk.errors_as_user_errors(final):
             part.rename(final)
             disk.sync(self.checkpoints)
             if first:  # later on the run's folder has no new entries
@@ -268,7 +269,7 @@ class RunFolder:
         rounds = self._rounds()
         stay = [last, *(r for r in rounds if r < last)][:2]
         for old in [self.checkpoints / str(r) for r in rounds if r not in stay] + [*self.checkpoints.glob(".*.part")]:
-            shutil.rmtree(old, ignore_errors=True)
+            disk.remove(old)
         for part in [*self.path.glob(".*.part"), *self.path.glob("federation.npz*.part")]:
             disk.remove(part)
         self._records = {r: names for r, names in self._records.items() if r in stay}
@@ -369,7 +370,7 @@ class RunFolder:
             raise UserError(f"the checkpoint {path.parent} does not fit the model and the method", "put back the code that began the run") from None
         for newer in self._rounds():
             if newer > round:
-                shutil.rmtree(self.checkpoints / str(newer), ignore_errors=True)
+                disk.remove(self.checkpoints / str(newer))
         self._leave(disk.read(self.metrics)[: index["metrics"]["bytes"]])
         self._covered = index["metrics"]
         self.write_manifest()
