@@ -1,4 +1,4 @@
-"""`make demo`: FixMatch-FedAvg and FedDB against labelled-only FedAvg on digits, ten non-IID clients, three seeds, two minutes."""
+"""`make demo`: FixMatch-FedAvg and FedDB against labelled-only FedAvg on digits, five non-IID clients, three seeds, two minutes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     console = Speaker()
-    console.print("Ten clients hold 1,500 images of digits between them, unlabelled images non-IID, and one label per class each.")
+    console.print("Five clients hold 1,500 images of digits between them, unlabelled images non-IID, and one label per class each.")
     results: dict[str, list[Result]] = {name: [] for name in METHODS}
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("training", total=None)
