@@ -70,17 +70,18 @@ def begin(out: Path, name: str, recipe_name: str | None, keys: Mapping[str, Any]
 
 def carry_out(path: Path, exchange: Exchange, tell: Tell = print, watch: Watcher | None = None, stop_after: int | None = None) -> Result:
     """Runs what a folder's order says, or goes on with it from its last checkpoint."""
-    folder, order = RunFolder(path), Order.read(path)
-    terms = configuration.validate(Terms, order.terms)
-    with folder.locked(), chdir(order.started_in):
-        disk.remove(path / ENDED)
-        try:
+    folder = RunFolder(path)
+    try:
+        order = Order.read(path)
+        with folder.locked(), chdir(order.started_in):
+            disk.remove(path / ENDED)
+            terms = configuration.validate(Terms, order.terms)
             at_work = _resumed(folder, order, terms, exchange, tell) if folder.config.exists() else _begun(folder, order, terms, exchange, tell)
             result = at_work.go(stop_after, watch)
-        except UserError as e:
-            disk.write(path / ENDED, json.dumps({"ok": False, "cause": e.cause, "remedy": e.remedy}))
-            raise
-        disk.write(path / ENDED, json.dumps({"ok": True}))
+    except UserError as e:
+        disk.write(path / ENDED, json.dumps({"ok": False, "cause": e.cause, "remedy": e.remedy}))
+        raise
+    disk.write(path / ENDED, json.dumps({"ok": True}))
     return result
 
 
