@@ -30,7 +30,7 @@ from fallow.methods import find, is_own
 from fallow.methods.base import Method
 from fallow.runs import Run, Watcher, automatic
 from fallow.runs import origin as origins
-from fallow.runs.folder import RunFolder
+from fallow.runs.folder import Busy, RunFolder
 from fallow.runs.nodes import ORDER
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
@@ -78,6 +78,8 @@ def carry_out(path: Path, exchange: Exchange, tell: Tell = print, watch: Watcher
             terms = configuration.validate(Terms, order.terms)
             at_work = _resumed(folder, order, terms, exchange, tell) if folder.config.exists() else _begun(folder, order, terms, exchange, tell)
             result = at_work.go(stop_after, watch)
+    except Busy:  # another process is at it, and says how it ends
+        raise
     except UserError as e:
         disk.write(path / ENDED, json.dumps({"ok": False, "cause": e.cause, "remedy": e.remedy}))
         raise
