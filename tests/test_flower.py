@@ -283,6 +283,16 @@ def test_two_nodes_of_one_client_and_nodes_of_another_version(tmp_path: Path, re
     assert "refused: this node has torch 1.0, and the server" in capsys.readouterr().err
 
 
+def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = federation(tmp_path)
+    there.grid.live.add(5)
+    there.grid.fault = lambda m: "drop" if m.metadata.dst_node_id == 5 else None
+    monkeypatch.setattr("fallow.flower.roster.WHO", 0.3)
+    run = there.begin(reference)
+    there.go(run)
+    assert weights(run) == weights(reference) and there.grid.kinds.count(("query.who", 5)) == 1
+
+
 @pytest.mark.parametrize(
     ("keys", "why"),
     [({"norm": "sbn"}, "sbn=cumulative reads the clients' images"), ({"validation": 0.2}, "labels that lie on nodes"), ({"clients": 5}, "has 3 nodes")],

@@ -212,6 +212,6 @@ def about_code(order: Order, options: Config, source: Source) -> dict[str, Any]:
     found = origins.located(options, Path.cwd())
     code = {what: own.find(name, what).digests for what, name in origins.own_code(found).items()}
     return {
-        "run": order.run, "options": options.model_dump(mode="json"), "classes": list(source.classes),
+        "run": order.run, "options": options.model_dump(mode="json", exclude={"data_dir", "track"}), "classes": list(source.classes),
         "versions": origins.versions(), "code": code,
     }  # fmt: skip
