@@ -105,7 +105,8 @@ def _built(begin: dict[str, Any], source: Source | None) -> tuple[Kit, Executor]
 
 
 def _simulation(options: Config, method: type[Method], source: Source, federation: Federation) -> Simulation:
-    kind = watched(method) if options.backend == "debug" else method
+    kind = method.algorithm(options)
+    kind = watched(kind) if options.backend == "debug" else kind
     return Simulation(options, kind(options, len(source.classes)), source, federation)
 
 
@@ -236,7 +237,7 @@ def make_federation(options: Config, source: Source) -> Federation:
 
 
 def _save(federation: Federation, path: Path, source: Source) -> None:
-    with disk.told(path):
+    with disk.errors_as_user_errors(path):
         federation.save(path, source.train.labels.numpy(), source.classes)
 
 
