@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, rows, weights
+from conftest import HERE, TINY, rows, weights
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fallow[flower]')")
 
@@ -27,7 +28,9 @@ from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
 from fallow.flower.nodes import Nodes
 from fallow.flower.records import Records
 from fallow.methods.state import State
+from fallow.report.reading import payload
 from fallow.runs import Run
+from fallow.runs.nodes import nodes
 
 HIDDEN = ("label_accuracy", "label_accuracy_all", "R")  # what only a simulation knows: true labels of unlabelled samples, and everyone's classes
 SMALL: dict[str, Any] = {"clients": 3, "active": 3, "method": "fedloke", "norm": "gn", "steps": 1}
@@ -66,6 +69,22 @@ def test_a_deployed_run_has_the_bits_of_the_simulated_one(method: str, tmp_path:
     assert told == []
     assert weights(path) == weights(reference)
     assert told_by_both(path) == told_by_both(reference)
+
+
+def test_a_method_of_one_s_own_lies_in_each_node_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(HERE.parent / "examples" / "my_method.py", tmp_path)
+    keys = TINY | {"clients": 2, "active": 2, "method": "./my_method.py:MyMethod"}
+    reference, there, told = simulated(tmp_path, **keys), Deployed(tmp_path / "federation", keys), list[str]()
+    for client in range(2):
+        shutil.copy(tmp_path / "my_method.py", there.root / f"node-{client}")
+    assert weights(there.go(there.begin(reference)).path) == weights(reference)
+    with (there.root / "node-1" / "my_method.py").open("a") as file:
+        file.write("# another one\n")
+    run = there.begin(reference, node_timeout=0.1)
+    with pytest.raises(UserError, match=r"1 of 2 nodes came"):
+        there.go(run, told.append)
+    assert len(told) == 1 and "this node has another method ./my_method.py:MyMethod than the server" in told[0]
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +283,16 @@ def test_two_nodes_of_one_client_and_nodes_of_another_version(tmp_path: Path, re
     assert "refused: this node has torch 1.0, and the server" in capsys.readouterr().err
 
 
+def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = federation(tmp_path)
+    there.grid.live.add(5)
+    there.grid.fault = lambda m: "drop" if m.metadata.dst_node_id == 5 else None
+    monkeypatch.setattr("fallow.flower.roster.WHO", 0.3)
+    run = there.begin(reference)
+    there.go(run)
+    assert weights(run) == weights(reference) and there.grid.kinds.count(("query.who", 5)) == 1
+
+
 @pytest.mark.parametrize(
     ("keys", "why"),
     [({"norm": "sbn"}, "sbn=cumulative reads the clients' images"), ({"validation": 0.2}, "labels that lie on nodes"), ({"clients": 5}, "has 3 nodes")],
@@ -385,3 +414,20 @@ def test_a_node_s_yaml_that_says_nothing_ends_in_a_sentence(text: str, why: str,
     (tmp_path / "node.yaml").write_text(text)
     with pytest.raises(UserError, match=why):
         share.read(tmp_path / "node.yaml")
+
+
+def test_a_row_for_each_node_and_a_repeated_round_counts_once(tmp_path: Path, reference: Path) -> None:
+    there = federation(tmp_path)
+    there.grid.fault = in_round(2, 1, "dead")
+    run = there.begin(reference)
+    there.go(run)
+    found = nodes(run)
+    assert [(n["client"], n["rounds"], n["absent"], n["online"]) for n in found] == [(0, 3, 0, True), (1, 2, 1, True), (2, 3, 0, True)]
+    assert found[1]["why"] == "it has gone offline" and all(n["seconds"] > 0 and n["bytes_up"] > 0 for n in found)
+    with (run / "nodes.jsonl").open("a") as file:
+        file.write((run / "nodes.jsonl").read_text().splitlines()[2] + "\n" + '{"round": 4, "as')
+    assert [n["rounds"] for n in nodes(run)] == [3, 2, 3]
+    assert nodes(reference) == []
+    with pytest.raises(UserError, match="has its clients on nodes"):
+        fallow.resume(run, rounds=5)
+    assert [n["client"] for n in payload([run])["runs"][0]["nodes"]] == [0, 1, 2]

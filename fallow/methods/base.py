@@ -13,7 +13,8 @@ from typing import Any, Generic, Literal, TypeAlias
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from fallow.config import Config, Keys, with_defaults
+from fallow.config import Config
+from fallow.keys.section import Keys, with_defaults
 from fallow.methods.interface import Batch, BatchPart, Found, Message, NetHandle, Party, Server, Slot, Work
 from fallow.methods.parts.averaging import Averager
 from fallow.methods.parts.dma import DMA
@@ -100,6 +101,7 @@ class Method(Generic[S, P, B]):
     accepts_by = "threshold"  # the key that says how sure a pseudo-label must be
     captured = True
     paper = ""  # one line for `fallow list methods`
+    group = "federated"  # under which it is listed there: founding, federated, supervised, central
     keeps = "-"  # what a client keeps between rounds, in words
     sends = "model"  # what travels, in words
     o: Config  # the options; `o: Options` says in a method of which type

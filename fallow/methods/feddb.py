@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import Batch, BatchPart, Found, Held, Method, Net, Party, Plan, Slot, Update, Value, Work
 from fallow.methods.parts.dma import mean_prediction
 from fallow.methods.parts.fitting import Facts
@@ -40,6 +41,7 @@ class FedDB(Method[PriorSlot, PriorParty, Columns]):
     """
 
     paper = "Zhu et al., IJCAI 2024"
+    group = "founding"
     keeps = "optimiser state"
     sends = "parameters; up also the mean prediction"
     scenarios = {"clients", "some"}

@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fallow.config import Config, Keys, key
+from fallow.config import Config, key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import AnyMethod, Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import RATES, Facts, common
@@ -45,6 +46,7 @@ class FedDure(Method[Regulated]):
     """
 
     paper = "Bai et al., AAAI 2024"
+    group = "founding"
     keeps = "F-reg, a small net"
     scenarios = {"clients", "some"}
     labels_how = "labels with the net in training, and its regulators judge the labels"

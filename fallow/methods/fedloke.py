@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot, Work
 from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.losses import Divergence, certainty, cross_entropy, entropy, kl, masked_mean
@@ -42,6 +43,7 @@ class FedLoKe(Method[PersonalSlot, PersonalParty, Columns]):
     """
 
     paper = "Zhang et al., CIKM 2023"
+    group = "founding"
     keeps = "personal model"
     scenarios = {"clients", "some"}
     labels_how = "has two models that label for each other"

@@ -18,6 +18,7 @@ from fallow import disk
 from fallow.config import Config
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.given import source_of
+from fallow.data.sharing import federate_with_shared
 from fallow.data.sources import Source
 from fallow.data.validation import hold_out
 from fallow.engine import ranks
@@ -42,6 +43,7 @@ from fallow.runs.data import Reading, completed, load_source, named, opened_sour
 from fallow.runs.folder import RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
+from fallow.runs.nodes import ORDER
 from fallow.runs.onlookers import watching
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
@@ -103,7 +105,8 @@ def _built(begin: dict[str, Any], source: Source | None) -> tuple[Kit, Executor]
 
 
 def _simulation(options: Config, method: type[Method], source: Source, federation: Federation) -> Simulation:
-    kind = watched(method) if options.backend == "debug" else method
+    kind = method.algorithm(options)
+    kind = watched(kind) if options.backend == "debug" else kind
     return Simulation(options, kind(options, len(source.classes)), source, federation)
 
 
@@ -225,12 +228,16 @@ class Run:
 def make_federation(options: Config, source: Source) -> Federation:
     spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__} | {"seed": options.seed_of("split")})
     labels = source.train.labels.numpy()
-    federation = federate(labels, len(source.classes), spec, source.train.clients)
+    data = labels, len(source.classes), spec
+    if beta := getattr(options, "share_beta", 0.0):
+        federation = federate_with_shared(*data, beta, getattr(options, "share_alpha", 1.0), source.train.clients)
+    else:
+        federation = federate(*data, source.train.clients)
     return hold_out(federation, labels, options.validation, spec.seed) if options.validation else federation
 
 
 def _save(federation: Federation, path: Path, source: Source) -> None:
-    with disk.told(path):
+    with disk.errors_as_user_errors(path):
         federation.save(path, source.train.labels.numpy(), source.classes)
 
 
@@ -370,6 +377,8 @@ def _resume(
     path: Path, rounds: int | None, stop_after: int | None, source: Source | None, watch: Watcher | None, trust: bool, anyway: bool
 ) -> Result:
     folder = RunFolder.existing(_found(path))
+    if (folder.path / ORDER).exists():
+        raise UserError(f"the run {folder.path} has its clients on nodes", f"go on with `fallow federation run DIR --resume {folder.path.name}`")
     if rounds is not None and (sentence := longer.prolonged(folder, rounds)) and watch:
         watch("note", sentence)
     told = stated(folder.config)

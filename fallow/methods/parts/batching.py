@@ -1,8 +1,10 @@
-"""How labelled and unlabelled batches go together: the modes of `unlabelled_batch` (methods chapter 6.7)."""
+"""How labelled and unlabelled batches go together: the modes of `unlabelled_batch`."""
 
 from __future__ import annotations
 
 import math
+
+import numpy as np
 
 from fallow.config import Config
 from fallow.data.samples import Array, Stream, Tail
@@ -11,7 +13,7 @@ from fallow.methods.interface import Party
 
 
 def matched(labelled: int, unlabelled: int, batch: int, floor: bool = False) -> tuple[int, int]:
-    """(steps, unlabelled batch) so that both sets end together; `floor` is FedDure's form of the rule (14.2.7)."""
+    """(steps, unlabelled batch) so that both sets end together; `floor` is the rule of FedDure's code."""
     steps = max(1, round(labelled / batch))
     if not floor:
         return steps, max(1, math.ceil(unlabelled / steps))
@@ -47,6 +49,11 @@ def paired(
     raise UserError(
         f"unlabelled_batch={mode!r} is not known", "use a count, match-steps, match-steps:floor, equal, ratio:N or full"
     )
+
+
+def progress(party: Party, steps: int) -> Array:
+    """The share of the run's steps that is done at each of this round's `steps`."""
+    return (party.round + np.arange(steps) / max(1, steps)) / party.options.rounds
 
 
 def set_size(mode: int | str, batch: int) -> int | None:
