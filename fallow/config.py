@@ -54,15 +54,19 @@ def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
     return Field(default, description=meaning, json_schema_extra={"symbol": symbol} if symbol else None, **limits)
 
 
-def with_defaults(kind: type[Config], defaults: Mapping[str, Any]) -> type[Config]:
-    """The same keys, some with another default."""
+def with_defaults(kind: type[S], defaults: Mapping[str, Any]) -> type[S]:
+    """The same keys, some with another default; a section's by their names in it."""
     fields: dict[str, Any] = {}
     for name, value in defaults.items():
         if name not in kind.model_fields:
             raise UserError(f"there is no key {name!r} to have another default", suggest(name, list(kind.model_fields)))
         old = kind.model_fields[name]
         if isinstance(old.default, Section):
-            raise UserError(f"{name} is a section, whose entries cannot have other defaults", "give them in scenario_defaults")
+            if not isinstance(value, Mapping):
+                raise UserError(f"{name} is a section", "give its keys and their other defaults, as a dict")
+            section = with_defaults(type(old.default), value)
+            fields[name] = (section, Field(section(), description=old.description))
+            continue
         limited = Annotated[(old.annotation, *old.metadata)] if old.metadata else old.annotation  # type: ignore[valid-type]
         fields[name] = (limited, Field(value, description=old.description, json_schema_extra=old.json_schema_extra))
     return create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **fields)
@@ -84,7 +88,7 @@ class Section(BaseModel):
         for name in type(self).model_fields:
             value = getattr(self, name)
             if isinstance(value, int) and value > MOST and not name.endswith("seed"):
-                section = f"{type(self).__name__.lower()}." if type(self).__base__ is Section and type(self).__name__ != "Config" else ""
+                section = "" if isinstance(self, Config) else f"{type(self).__name__.lower()}."
                 raise ValueError(f"{section}{name} is larger than {MOST:,}; give a smaller count")
         return self
 

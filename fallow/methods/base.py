@@ -25,7 +25,7 @@ from fallow.methods.state import State
 from fallow.methods.update import Update, Updates
 
 __all__ = [
-    "Batch", "BatchPart", "Found", "Held", "Message", "Method", "Net", "NetHandle", "Party", "Plan", "Server", "Slot", "State", "Update",
+    "AnyMethod", "Batch", "BatchPart", "Found", "Held", "Message", "Method", "Net", "NetHandle", "Party", "Plan", "Server", "Slot", "State", "Update",
     "Updates", "Value", "Work",
 ]  # fmt: skip
 
@@ -116,6 +116,11 @@ class Method(Generic[S, P, B]):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a method never changes; {name!r} belongs into a held thing, a column or server[...]")
+
+    @classmethod
+    def algorithm(cls, options: Config) -> type[AnyMethod]:
+        """The class for these settings: where a paper and its authors' code have two algorithms, each is a class of its own."""
+        return cls
 
     @classmethod
     def scenario_defaults(cls, labels: str) -> Keys:

@@ -12,11 +12,11 @@ from typing import Any
 from fallow import config as configuration
 from fallow import disk
 from fallow.config import Config
-from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
 from fallow.runs.folder import RunFolder
 from fallow.runs.origin import Origin
 from fallow.runs.settings import EDITABLE, keys_sha256, stated
+from fallow.schedule import Schedule
 
 
 def prolonged(folder: RunFolder, rounds: Any) -> str:
