@@ -12,12 +12,13 @@ from conftest import TINY
 from test_rounds import set_up
 
 import fallow
-from fallow.config import LARGEST, MOST, Config, Section, takes
+from fallow.config import Config, takes
 from fallow.engine import round as round_module
 from fallow.engine.finite import defined, sound
 from fallow.engine.party import Party
 from fallow.engine.round import Federated
 from fallow.errors import UserError
+from fallow.keys.section import LARGEST, MOST, Section
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method, Net, Update, Value
 from fallow.methods.state import State

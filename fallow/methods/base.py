@@ -13,7 +13,8 @@ from typing import Any, Generic, Literal, TypeAlias
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from fallow.config import Config, Keys, with_defaults
+from fallow.config import Config
+from fallow.keys.section import Keys, with_defaults
 from fallow.methods.interface import Batch, BatchPart, Found, Message, NetHandle, Party, Server, Slot, Work
 from fallow.methods.parts.averaging import Averager
 from fallow.methods.parts.dma import DMA

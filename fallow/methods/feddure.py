@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fallow.config import Config, Keys, key
+from fallow.config import Config, key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import AnyMethod, Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import RATES, Facts, common

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fallow.config import Keys
+from fallow.keys.section import Keys
 from fallow.methods.base import Batch, Found, Held, Net, Party, Plan, Work
 from fallow.methods.feddure import FedDure, Regulated
 from fallow.methods.parts.batching import paired

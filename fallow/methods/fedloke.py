@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot, Work
 from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.losses import Divergence, certainty, cross_entropy, entropy, kl, masked_mean

@@ -9,8 +9,9 @@ from typing import Literal
 from pydantic import model_validator
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import Found, Plan
 from fallow.methods.fixmatch import Columns, FixMatch
 from fallow.methods.parts import labelling

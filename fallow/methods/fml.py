@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
+from fallow.keys.section import Keys
 from fallow.methods.base import Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import Facts, common
