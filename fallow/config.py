@@ -143,6 +143,7 @@ class Config(Section):
     unlabelled_partition: str | None = key(None, "how unlabelled data is split (default: like `partition`)")
 
     rounds: int = key(30, "how many rounds the run has, 1 or more", "T", ge=1)
+    warmup_rounds: int = key(0, "rounds at the start in which only parties with labels train", ge=0)
     epochs: float | None = key(1, "passes over its data a client makes in a round", "E", gt=0, le=1e6)
     steps: int | Literal["match-unlabelled"] | None = key(None, "steps a client makes in a round, instead of `epochs`")
     batch: int | Literal["full"] = key(32, "labelled batch", "B")

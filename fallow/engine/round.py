@@ -80,7 +80,7 @@ class Federated:
         self.seconds, server.logs, tally, self._tested, self._verdicts = {}, {}, Tally(), None, []
         self.world.finished = 0
         self.validation.forget()
-        server.draw(number)
+        server.draw(number, self._warming() if number < self.o.warmup_rounds else None)
         last = number + 1 == self.o.rounds
         if turn.startswith("before"):
             self._turn(tally)
@@ -118,6 +118,10 @@ class Federated:
         self.validation.settle()
         self.whole = True
         return row
+
+    def _warming(self) -> set[int]:
+        """Who trains before the others: the clients with labels; none where the server has them."""
+        return {i for i, client in enumerate(self.world.federation.clients) if len(client.labelled)}
 
     def _requests(self) -> list[Request]:
         """What each of the round's clients is sent."""
@@ -193,7 +197,7 @@ class Federated:
         """Updates in order of party id, the server's first, with their weights."""
         server, updates = self.server, Updates()
         if self._travelling:  # a client that made no step, or did not reply, leaves what its place has
-            before = server.entries.get("optimizers", [{}] * len(server.active))
+            before = [*server.entries.get("optimizers", ()), *({} for _ in server.active)][: len(server.active)]
             found = [{} if r is None else r.optimizers for r in replies]
             server["optimizers"] = [new or old for new, old in zip(found, before, strict=True)]
         clients = sorted((r for r in replies if r is not None), key=lambda r: r.party)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 from contextlib import AbstractContextManager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from fallow.data.federate import Federation
 from fallow.data.sources import Source
 from fallow.data.views import Views, normalisation
 from fallow.engine.memory import out_of_memory, too_little
-from fallow.engine.nets import NetHandle
+from fallow.engine.nets import NetHandle, head_of
 from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
 from fallow.methods.base import AnyMethod, Net, Value
@@ -124,9 +125,15 @@ class World:
 
     def _build(self, spec: Net) -> nn.Module:
         if spec.make is not None:
-            return spec.make(self.classes)
+            return spec.make(self.classes, model=self._build(Net())) if spec.fits else spec.make(self.classes)
         o = self.options
         return models.build(o.model, self.classes, self.source.channels, norm=o.norm, size=self.source.size)
+
+    @cached_property
+    def head(self) -> str:
+        """The name of the weight of the model's last layer."""
+        with self._building, torch.random.fork_rng(devices=[]):
+            return head_of(self._build(Net()))
 
     def net(self, spec: Net | None = None) -> NetHandle:
         """A net of its own, uninitialised (the weights of torch's generator, which nothing depends on)."""

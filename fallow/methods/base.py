@@ -54,6 +54,7 @@ class Net:
     train: bool = True
     optimizer: Literal["reset", "keep", "travel"] | None = None
     autocast: bool = True
+    fits: bool = False  # `make` is given the run's model, too
 
 
 class Value:

@@ -79,8 +79,10 @@ class Classifier(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+    def forward(self, x: Tensor, features: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits; with `features` also what they were made of."""
+        h = self.features(x)
+        return (self.head(h), h) if features else self.head(h)
 
 
 class SmallCNN(Classifier):
