@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test test-cpus test-numbers test-slow test-gpu lint bench clean
+.PHONY: setup demo test test-flower test-cpus test-numbers test-slow test-gpu lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -29,6 +29,17 @@ demo: setup
 test: setup lint
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
+# Deployed runs. Flower wants older versions of what the command line stands on, so it has an environment of its own, with .venv's packages behind.
+FLOWER := $(VENV)-flower
+$(FLOWER)/.ready: $(VENV)/.ready
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install -q $(PIP_ARGS) "flwr>=1.41,<1.42"
+	$(BIN)/python -c "import site; print(site.getsitepackages()[0])" > $$($(FLOWER)/bin/python -c "import site; print(site.getsitepackages()[0])")/zz-fallow.pth
+	touch $@
+
+test-flower: setup $(FLOWER)/.ready
+	PYTHONPATH=. $(FLOWER)/bin/python -m pytest tests/test_flower.py tests/test_flower_processes.py
+
 # The whole suite as four CPUs, one after another; their closing lines come last.
 test-cpus: setup
 	PYTHON=$(BIN)/python tests/cpus.sh
@@ -51,4 +62,4 @@ lint: setup
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) $(FLOWER) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

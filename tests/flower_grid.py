@@ -15,10 +15,14 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fallow.flower import client_app, deployed, share
-from fallow.runs import RunFolder, prepare
+from fallow.runs import prepare
 from fallow.runs.result import Result
 
 Fault = Callable[[Message], str | None]
+
+
+class Killed(BaseException):
+    """As by kill -9: nobody in the process can do anything about it."""
 
 
 @contextmanager
@@ -84,6 +88,9 @@ class HereGrid(Grid):
                 with identity(node):
                     try:
                         reply = self.altered(got, client_app.app(got, self.contexts[node]))
+                    except Killed:
+                        client_app.node_of.cache_clear()
+                        reply = Message(Error(5, "Error: Node Unavailable"), reply_to=got)
                     except Exception as e:
                         reply = Message(Error(2, f"{type(e)}:<'{e}'>"), reply_to=got)
             self.pending[number] = [int(what[5:]) if what.startswith("slow:") else 0, over_the_wire(reply)]
@@ -128,6 +135,3 @@ class Deployed:
 
         with identity():
             return deployed.carry_out(run, FlowerExchange(self.grid, 0.005), tell, stop_after=stop_after)
-
-
-__all__ = ["Deployed", "HereGrid", "RunFolder", "identity"]

@@ -16,11 +16,13 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fallow
 
 from flower_grid import Deployed
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from PIL import Image
 
 import fallow
 from fallow import UserError
 from fallow.engine.keep import Keep
-from fallow.flower import deployed
+from fallow.flower import deployed, share, traffic
+from fallow.flower.exchange import to_records
 from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
 from fallow.flower.nodes import Nodes
 from fallow.flower.records import Records
@@ -43,7 +45,7 @@ def told_by_both(path: Path) -> list[dict[str, Any]]:
     found = [{k: v for k, v in row.items() if not k.endswith(HIDDEN)} for row in rows(path)]
     for row in found:
         for name in (k for k in row if k.startswith("prior_js")):
-            row[name].pop("labels", None)
+            row[name] = {k: v for k, v in row[name].items() if not k.startswith("labels")}
     return found
 
 
@@ -315,3 +317,71 @@ def test_commits_say_which_records_are_needed(tmp_path: Path) -> None:
         keep.version[0] = round
         keep.commit()
     assert keep.committed == [{0: 2}, {0: 3}]
+
+
+@pytest.mark.parametrize("method", ["fedloke", "feddb"])
+def test_the_list_of_what_travels_has_the_bytes_of_the_messages(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against what Flower is given, by the arrays' own lengths."""
+    heard: dict[tuple[str, str], int] = {}
+    usual = traffic.items
+
+    def items(way: str, kind: str, parcel: Parcel) -> list[traffic.Item]:
+        made = usual(way, kind, parcel)
+        records = to_records(parcel)
+        arrays = sum(a.numpy().nbytes for a in records.array_records["arrays"].values())
+        texts = sum(len(str(t).encode()) for t in records.config_records["fallow"].values())
+        place = way, made[0].kind
+        heard[place] = max(heard.get(place, 0), arrays + texts)
+        assert sum(i.bytes for i in made if i.type != "text") == arrays
+        return made
+
+    monkeypatch.setattr(traffic, "items", items)
+    found = traffic.overheard(method, TINY | {"clients": 3, "active": 3, "measure": "diversity,prior,labels"})
+    for place, size in heard.items():
+        assert sum(i.bytes for i in found if (i.way, i.kind) == place) == size
+    kinds = {i.kind for i in found}
+    assert {"train", "who", "gradient", "mean_prediction", "label_accuracies"} <= kinds
+    up = {i.name for i in found if (i.way, i.kind) == ("up", "train")}
+    assert "reply.update.model.parameters" in up and ("reply.update.prior" in up) == (method == "feddb")
+    assert not any("personal" in i.name or "local" in i.name for i in found if "logs" not in i.name)  # what is kept stays
+    assert all(i.discloses for i in found)
+
+
+# -- a party's own data ------------------------------------------------------------------------------------------------
+def _pictures(folder: Path, tones: list[int]) -> None:
+    folder.mkdir(parents=True)
+    for k, tone in enumerate(tones):
+        Image.fromarray(np.full((8, 8), tone, np.uint8)).save(folder / f"{k}.png")
+
+
+def test_a_node_s_folder_needs_neither_labels_nor_all_classes(tmp_path: Path) -> None:
+    _pictures(tmp_path / "photos" / "dog", [10, 20])
+    _pictures(tmp_path / "photos" / "unlabelled", [30, 40, 50])
+    (tmp_path / "node.yaml").write_text("client: 1\ndata: photos\n")
+    found = share.named(share.read(tmp_path / "node.yaml"), ("cat", "dog"), "clients")
+    assert found.counts == {"labelled": 2, "unlabelled": 3} and found.labels.tolist() == [1, 1, -1, -1, -1]
+    assert [int(t) for t in found.images[:, 0, 0, 0]] == [10, 20, 30, 40, 50]
+    at_server = share.named(share.read(tmp_path / "node.yaml"), ("cat", "dog"), "server")
+    assert at_server.counts == {"labelled": 0, "unlabelled": 5}
+    with pytest.raises(UserError, match="has a class 'dog' that the federation has not"):
+        share.named(share.read(tmp_path / "node.yaml"), ("cat", "bird"), "clients")
+    _pictures(tmp_path / "plain", [1, 2])
+    (tmp_path / "node.yaml").write_text("client: 1\ndata: plain\n")
+    assert share.read(tmp_path / "node.yaml", size=16, fit="resize", channels=3).images.shape == (2, 3, 16, 16)
+    assert share.read(tmp_path / "node.yaml").counts == {"labelled": 0, "unlabelled": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("client: one\ndata: x.npz", "has client: one"),
+        ("clint: 1", "has a key clint; did you mean 'client'"),
+        ("client: 1\ndata: 3", "has data: 3"),
+        ("client: 1\ndata: none.npz", "there is no file"),
+        ("client: 1\ndata: none", "there is no data set, folder or file|there are no images"),
+    ],
+)  # fmt: skip
+def test_a_node_s_yaml_that_says_nothing_ends_in_a_sentence(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "node.yaml").write_text(text)
+    with pytest.raises(UserError, match=why):
+        share.read(tmp_path / "node.yaml")

@@ -20,9 +20,8 @@ def node_of(folder: str) -> Node:
 
 
 def _answered(message: Message, context: Context) -> Message:
-    about, order = from_records(message.content)
-    answer = node_of(str(context.node_config["folder"])).answer(about, order)
-    return Message(to_records("", answer), reply_to=message)
+    answer = node_of(str(context.node_config["folder"])).answer(from_records(message.content))
+    return Message(to_records(answer), reply_to=message)
 
 
 @app.query("who")

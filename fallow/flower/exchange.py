@@ -23,15 +23,15 @@ WORDS = {
 }  # fmt: skip
 
 
-def to_records(about: str, parcel: Parcel) -> RecordDict:
+def to_records(parcel: Parcel) -> RecordDict:
     arrays = ArrayRecord({kind: Array(array) for kind, array in parcel.arrays.items()})
-    return RecordDict({"fallow": ConfigRecord({"about": about, "head": parcel.head}), "arrays": arrays})
+    return RecordDict({"fallow": ConfigRecord({"about": parcel.about, "head": parcel.head}), "arrays": arrays})
 
 
-def from_records(records: RecordDict) -> tuple[str, Parcel]:
+def from_records(records: RecordDict) -> Parcel:
     told = records.config_records["fallow"]
     arrays = {kind: array.numpy() for kind, array in records.array_records["arrays"].items()}
-    return str(told["about"]), Parcel(str(told["head"]), arrays)
+    return Parcel(str(told["head"]), arrays, str(told["about"]))
 
 
 class FlowerExchange:
@@ -43,10 +43,8 @@ class FlowerExchange:
     def online(self) -> set[int]:
         return set(self.grid.get_node_ids())
 
-    def send(self, orders: Mapping[int, tuple[str, Parcel]], kind: str, patience: float) -> FlowerSent:
-        made = [
-            Message(to_records(about, parcel), node, KINDS[kind], ttl=patience, group_id=kind) for node, (about, parcel) in orders.items()
-        ]  # fmt: skip
+    def send(self, orders: Mapping[int, Parcel], kind: str, patience: float) -> FlowerSent:
+        made = [Message(to_records(order), node, KINDS[kind], ttl=patience, group_id=kind) for node, order in orders.items()]
         numbers = list(self.grid.push_messages(made)) if made else []
         return FlowerSent(self.grid, dict(zip(numbers, orders)), self.poll)
 
@@ -90,7 +88,7 @@ class FlowerSent:
         if message.has_error():
             return node, WORDS.get(message.error.code, f"its message ended with Flower's error {message.error.code}")
         try:
-            return node, from_records(message.content)[1]
+            return node, from_records(message.content)
         except Exception:
             return node, "its answer is no message of this protocol"
 

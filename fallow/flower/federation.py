@@ -117,6 +117,23 @@ class Federation:
         keys = {"client": client, "server": f"{self.host}:{self.port}"} | keys
         disk.write(folder / "node.yaml", yaml.safe_dump(keys, sort_keys=False))
 
+    def share(self, run: Path) -> None:
+        """Gives server and nodes what they hold in a simulated run, to try a federation out."""
+        from fallow.data.federate import Federation as Held
+        from fallow.flower import share
+        from fallow.runs.data import load_source
+        from fallow.runs.folder import RunFolder
+        from fallow.runs.settings import stored
+
+        there = RunFolder.existing(run)
+        _, options = stored(there.config)
+        held, source = Held.load(there.federation), load_source(options)
+        if len(held.clients) != self.clients:
+            raise UserError(f"the run {run} has {len(held.clients)} clients, and the federation {self.clients} nodes", "make a federation of as many")
+        for client in range(self.clients):
+            share.write_client(self.node_folder(client), client, source, held)
+        share.write_server(self.folder / "server", source, held)
+
     def node_folder(self, client: int) -> Path:
         return self.folder / "nodes" / f"node-{client}"
 
@@ -155,13 +172,13 @@ class Federation:
         """Lets each node's public key in, once."""
         file = self.folder / "registered.json"
         known: dict[str, str] = json.loads(file.read_text()) if file.exists() and (self.folder / "superlink.db").exists() else {}
-        new = [k for k in range(self.clients) if self._public(k) not in known]
+        new = [k for k in range(self.clients) if self.public(k) not in known]
         with ThreadPoolExecutor(4) as pool:
             for client, told in zip(new, pool.map(self._register_one, new)):
-                known[self._public(client)] = told
+                known[self.public(client)] = told
         disk.write(file, json.dumps(known, indent=1))
 
-    def _public(self, client: int) -> str:
+    def public(self, client: int) -> str:
         return (self.folder / "keys" / f"node-{client}.pub").read_text().split()[1]
 
     def _register_one(self, client: int) -> str:

@@ -37,13 +37,14 @@ class Parcel:
 
     head: str  # JSON: the tree's shape, and where in its array each tensor lies
     arrays: dict[str, np.ndarray]  # by torch's name of the type; bfloat16, which numpy has not, as int16
+    about: str = ""  # JSON: what run this is of, the same in all of its orders
 
     @property
     def nbytes(self) -> int:
-        return len(self.head.encode()) + sum(a.nbytes for a in self.arrays.values())
+        return len(self.head.encode()) + len(self.about.encode()) + sum(a.nbytes for a in self.arrays.values())
 
 
-def packed(tree: Tree, layouts: Layouts) -> Parcel:
+def packed(tree: Tree, layouts: Layouts, about: str = "") -> Parcel:
     """The tree; a tensor that it has several times is written once."""
     shape, tensors = pack(tree, dict(layouts))
     places: dict[str, list[Any]] = {}
@@ -60,7 +61,7 @@ def packed(tree: Tree, layouts: Layouts) -> Parcel:
         places[path] = known[id(tensor)]
     arrays = {kind: _array(torch.cat(parts)) for kind, parts in flat.items()}
     head = {"version": VERSION, "tree": shape, "tensors": places, "sha256": {kind: _digest(a) for kind, a in arrays.items()}}
-    return Parcel(json.dumps(head), arrays)
+    return Parcel(json.dumps(head), arrays, about)
 
 
 def unpacked(parcel: Parcel, layouts: Layouts) -> Tree:

@@ -32,10 +32,10 @@ class Node:
         self._about = ""  # of the run it was last asked about
         self._place: Workplace | None = None
 
-    def answer(self, about: str, order: Parcel) -> Parcel:
+    def answer(self, order: Parcel) -> Parcel:
         """What a message comes to. Whatever fails here is told in words that say nothing of the data."""
         try:
-            return self._answer(json.loads(about), about, order)
+            return self._answer(json.loads(order.about), order)
         except UserError as e:
             return self._refusal(e.cause, e.remedy)
         except Unreadable as e:
@@ -48,15 +48,15 @@ class Node:
         print(f"refused: {cause}; {remedy}", file=sys.stderr, flush=True)
         return packed({"refused": [cause, remedy]}, {})
 
-    def _answer(self, about: Tree, text: str, order: Parcel) -> Parcel:
+    def _answer(self, about: Tree, order: Parcel) -> Parcel:
         if "declared" not in about and (why := unpacked(order, {}).get("tell")):
             print(f"the server refuses this node: {why}", file=sys.stderr, flush=True)
             return packed({}, {})
         check_code(about, self.folder)
         if "declared" not in about:
             return packed(self._who(about), {})
-        if self._place is None or self._about != text:
-            self._place, self._about = Workplace(about, self.folder, self.client, self.device), text
+        if self._place is None or self._about != order.about:
+            self._place, self._about = Workplace(about, self.folder, self.client, self.device), order.about
         place = self._place
         tree = unpacked(order, place.layouts)
         if tree["client"] != self.client:
@@ -67,7 +67,7 @@ class Node:
         records = Records(self.folder / "state" / about["run"] / str(self.client), place.layouts, place.device)
         job = Job(self.client, tree["round"], tree["message"], 0, records.read(tree["kept"]))
         if tree["do"] == "ask":
-            found: Tree = {"answer": place.ask(tree["question"], job, tree["about"])}
+            found: Tree = {"question": tree["question"], "answer": place.ask(tree["question"], job, tree["about"])}
         else:
             outcome = place.train(job)
             records.write(job.record | outcome.record, tree["round"] + 1, tree["needed"])

@@ -37,8 +37,8 @@ class Exchange(Protocol):
     def online(self) -> set[int]:
         """The ids of the nodes that are there."""
 
-    def send(self, orders: Mapping[int, tuple[str, Parcel]], kind: str, patience: float) -> Sent:
-        """To each node what the run is about, and what it is asked."""
+    def send(self, orders: Mapping[int, Parcel], kind: str, patience: float) -> Sent:
+        """To each node what it is asked."""
 
 
 class Nodes:
@@ -121,8 +121,8 @@ class Nodes:
                 "kept": self._used.get(request.party, kept) if after else kept,
                 "needed": sorted({kept, *(v.get(request.party, 0) for v in self.keep.committed)} - {0}), **more,
             }  # fmt: skip
-            orders[request.party] = (self.about, packed(tree, self.layouts))
-            self._add("bytes_down", request.party, orders[request.party][1].nbytes)
+            orders[request.party] = packed(tree, self.layouts, self.about)
+            self._add("bytes_down", request.party, orders[request.party].nbytes)
         clients = {there[c]: c for c in orders}
         sent = self.exchange.send({there[c]: order for c, order in orders.items()}, kind, self.terms.round_timeout)
         self._round = requests[0].round if requests else 0

@@ -53,7 +53,7 @@ class Roster:
         return there
 
     def _ask(self, fresh: list[int], live: set[int]) -> None:
-        sent = self.exchange.send({node: (self.about, packed({}, {})) for node in fresh}, "who", WHO)
+        sent = self.exchange.send(dict.fromkeys(fresh, packed({}, {}, self.about)), "who", WHO)
         until, waiting = time.monotonic() + WHO, set(fresh)
         try:
             while waiting and (came := sent.next(until)) is not None:
@@ -92,4 +92,4 @@ class Roster:
         """Both sides are told."""
         self._left.add(node)
         self.tell(f"node {node} is refused: {why}")
-        self.exchange.send({node: (self.about, packed({"tell": why}, {}))}, "who", WHO).close()
+        self.exchange.send({node: packed({"tell": why}, {}, self.about)}, "who", WHO).close()

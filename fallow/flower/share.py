@@ -23,6 +23,10 @@ from fallow.data import sources
 from fallow.data.dealing import EMPTY, Ints
 from fallow.data.holdings import Federation, Holding
 from fallow.data.readers import npz
+from fallow.data.readers.albums import Album, Entry, decoded
+from fallow.data.readers.folders import UNLABELLED, plain_files, subfolders
+from fallow.data.readers.holdout import in_order
+from fallow.data.readers.images import Settings, is_image, unreadable
 from fallow.data.readers.parts import UNKNOWN, Split, check_labels, check_same_count
 from fallow.data.sources import Source
 from fallow.errors import UserError, suggest
@@ -95,7 +99,7 @@ def _arrays(where: Path, keys: Keys) -> Share:
 
 def _holding(found: Keys, labels: Ints, where: Path) -> Holding:
     if not {"labelled", "unlabelled"} <= set(found):
-        return Holding(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
+        return _by_label(labels)
     rows = {name: found.get(name, EMPTY).astype(np.int64).reshape(-1) for name in ORDER[:3]}
     if any(len(r) and not 0 <= r.min() <= r.max() < len(labels) for r in rows.values()) or (labels[rows["labelled"]] < 0).any():
         raise UserError(f"{where} names samples that are not there, or have no label", "write it anew")
@@ -108,11 +112,34 @@ def _tensor(images: np.ndarray) -> torch.Tensor:
 
 def _album(where: Path, keys: Keys, size: int | None, fit: str, channels: int | None) -> Share:
     """A folder or a list of images. A node needs no test set: what a run would hold out for it is trained on."""
-    source = sources.load(sources.in_full(str(where)), size=size, fit=fit, channels=channels)
-    parts = [source.train, source.test] if "client" in keys else [source.train]
-    images, labels = torch.cat([p.images for p in parts]), torch.cat([p.labels for p in parts]).numpy()
-    held = Holding(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
-    return Share(images, labels, held, source.classes, None if "client" in keys else source.test, keys)
+    if "client" not in keys:  # the server's
+        source = sources.load(sources.in_full(str(where)), size=size, fit=fit, channels=channels)
+        labels = source.train.labels.numpy()
+        return Share(source.train.images, labels, _by_label(labels), source.classes, source.test, keys)
+    album = of_folder(where) if where.is_dir() else sources.album(str(where))
+    if album is None:
+        raise UserError(f"there are no images at {where}", "name a folder, a .csv or an .npz, beside node.yaml or in full")
+    found = decoded(album, Settings(size, fit, channels))
+    if found.bad:
+        raise unreadable(album.files, found.bad)
+    labels = np.array([entry.label for entry in (*album.train, *album.test)], np.int64)
+    return Share(torch.from_numpy(found.images), labels, _by_label(labels), album.classes, None, keys)
+
+
+def of_folder(folder: Path) -> Album:
+    """A node's folder: one per class, one named `unlabelled`, or just images; there may be no class at all."""
+    inside = subfolders(folder)
+    classes = in_order({name for name, path in inside.items() if name not in UNLABELLED and plain_files(path)})
+    known = [Entry(path, label) for label, name in enumerate(classes) for path in plain_files(inside[name])]
+    loose = sorted(path for path in folder.iterdir() if is_image(path) and path.is_file())
+    without = [Entry(path) for path in (*(f for name in UNLABELLED if name in inside for f in plain_files(inside[name])), *loose)]
+    if not known and not without:
+        raise UserError(f"{folder} holds no images", "put them there, those with a label into a folder of their class")
+    return Album(folder, classes, known + without, [])
+
+
+def _by_label(labels: Ints) -> Holding:
+    return Holding(np.flatnonzero(labels >= 0), np.flatnonzero(labels < 0))
 
 
 def named(share: Share, classes: tuple[str, ...], labels: str) -> Share:
@@ -158,4 +185,5 @@ def _write(folder: Path, source: Source, held: Holding, keys: Keys, name: str, m
         folder.mkdir(parents=True, exist_ok=True)
     with disk.told(folder / "share.npz"), disk.replacing(folder / "share.npz") as file:
         np.savez_compressed(file, **arrays, **(more or {}))  # type: ignore[arg-type]
-    disk.write(folder / name, yaml.safe_dump(keys, sort_keys=False))
+    there = read_yaml(folder / name) if (folder / name).exists() else {}
+    disk.write(folder / name, yaml.safe_dump(there | keys, sort_keys=False))

@@ -1,26 +1,50 @@
-"""A node on this machine: the command that joins its federation, kept alive while it is wanted."""
+"""A node on its own machine: joins its federation from its folder, and joins again when it was thrown out."""
 
 from __future__ import annotations
 
+import signal
+import socket
+import ssl
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fallow.errors import UserError
 from fallow.flower import share
-from fallow.flower.processes import free_port
+from fallow.flower.processes import environment, free_port
+
+PATIENCE = 90.0  # a killed node is taken for alive for up to 60 s, and its successor refused
+REASONS = {  # what Flower says, and what it means
+    "[code: 2001]": ("the server does not know this node's key", "copy the node's folder from the server anew"),
+    "[code: 2004]": ("the server does not know this node's key, or still takes it for alive", "wait a minute; else copy the node's folder from the server anew"),
+    "CERTIFICATE_VERIFY_FAILED": ("the server's certificate is not of this federation's authority", "copy ca.pem from the server, and compare `server:` in node.yaml"),
+    "Connection attempt failed": ("the server cannot be reached", "start it with `fallow federation up`, and compare `server:` in node.yaml"),
+}  # fmt: skip
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """What a node's folder says, if nothing is missing."""
+    for name in ("node.yaml", "node.key", "ca.pem"):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder} has no {name}", "copy the node's whole folder from the server, nodes/node-N of its federation")
+    keys = share.settings(folder / "node.yaml")
+    host, _, port = str(keys.get("server", "")).rpartition(":")
+    if not host or not port.isdecimal():
+        raise UserError(f"{folder / 'node.yaml'} does not say where the server is", "write `server: HOST:PORT`")
+    if not keys.get("data"):
+        raise UserError(f"{folder / 'node.yaml'} does not say where its images are", "write `data: FOLDER`, FILE.csv or FILE.npz")
+    if (folder / "node.key").stat().st_mode & 0o077:
+        raise UserError(f"others may read {folder / 'node.key'}", f"`chmod 600 {folder / 'node.key'}`")
+    return keys
 
 
 def command(folder: Path) -> list[str]:
     """What starts a SuperNode from its folder: node.yaml, node.key, ca.pem."""
     folder = folder.absolute()
-    for name in ("node.yaml", "node.key", "ca.pem"):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder} has no {name}", "copy the node's whole folder from the server, nodes/node-N of its federation")
-    keys = share.settings(folder / "node.yaml")
-    if not keys.get("server"):
-        raise UserError(f"{folder / 'node.yaml'} does not say where the server is", "write `server: HOST:PORT`")
-    if not keys.get("data"):
-        raise UserError(f"{folder / 'node.yaml'} does not say where its images are", "write `data: FOLDER`, FILE.csv or FILE.npz")
+    keys = settings(folder)
     return [
         str(Path(sys.executable).parent / "flower-supernode"), "--superlink", str(keys["server"]), "--root-certificates", str(folder / "ca.pem"),
         "--auth-supernode-private-key", str(folder / "node.key"), "--host", "127.0.0.1", "--port", str(free_port()),
@@ -31,3 +55,78 @@ def command(folder: Path) -> list[str]:
 def ready(log: str) -> bool:
     """Whether a SuperNode's log says that the server has let it in."""
     return "SuperNode ID:" in log
+
+
+def reason(log: str) -> UserError | None:
+    """Why a SuperNode has ended, as far as its log says."""
+    return next((UserError(*told) for sign, told in REASONS.items() if sign in log), None)
+
+
+def greet(folder: Path, seconds: float = 10.0) -> None:
+    """Whether the server is there, and who it says it is."""
+    keys = settings(folder)
+    host, _, port = str(keys["server"]).rpartition(":")
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    try:
+        with socket.create_connection((host, int(port)), timeout=seconds) as plain, context.wrap_socket(plain, server_hostname=host):
+            pass
+    except ssl.SSLCertVerificationError as e:
+        told = REASONS["CERTIFICATE_VERIFY_FAILED"]
+        raise UserError(f"{told[0]} ({e.verify_message})", told[1]) from None
+    except ssl.SSLError:
+        raise UserError(f"{keys['server']} does not speak TLS", "compare `server:` in node.yaml; a federation never runs in plain text") from None
+    except OSError as e:
+        raise UserError(f"the server {keys['server']} cannot be reached ({e.strerror or e})", REASONS["Connection attempt failed"][1]) from None
+
+
+def keep_up(folder: Path, tell: Callable[[str], None], patience: float = PATIENCE) -> None:
+    """Runs the node until it is told to end; what throws it out for longer is told."""
+    folder = folder.absolute()
+    share.read(folder / "node.yaml")  # its own data are looked at first
+    until = time.monotonic() + patience
+    while True:
+        try:
+            greet(folder)
+            code, log = _once(folder, tell)
+        except UserError as e:
+            code, log, why = 1, "", e
+        else:
+            why = reason(log) or UserError(f"the node ended with exit code {code}", f"look into {folder / 'node.log'}")
+        if code in (0, -signal.SIGTERM, -signal.SIGINT):
+            return
+        if ready(log):  # it was in, for a while
+            until = time.monotonic() + patience
+        if time.monotonic() > until or "authority" in why.cause:
+            raise why
+        tell(f"{why.cause}; trying again")
+        time.sleep(min(10.0, patience / 5))
+
+
+def _once(folder: Path, tell: Callable[[str], None]) -> tuple[int, str]:
+    words = command(folder)
+    tell(" ".join(words))
+    file = folder / "node.log"
+    start = file.stat().st_size if file.exists() else 0
+    with file.open("ab") as log:
+        made = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment(folder / "home"))
+        before = signal.signal(signal.SIGTERM, lambda *_: made.terminate())
+        told = False
+        try:
+            while made.poll() is None:
+                if not told and ready(_from(file, start)):
+                    told = True
+                    tell("the node is in")
+                time.sleep(0.5)
+        except KeyboardInterrupt:
+            made.terminate()
+            made.wait(30)
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return made.returncode, _from(file, start)
+
+
+def _from(file: Path, start: int) -> str:
+    with file.open("rb") as f:
+        f.seek(start)
+        return f.read().decode(errors="replace")

@@ -1,0 +1,95 @@
+"""A deployed run from the server's command line: submitted to Flower, followed in its folder, its end told truly."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from fallow import disk
+from fallow.errors import UserError
+from fallow.flower import deployed
+from fallow.flower.deployed import ENDED, ORDER, Order
+from fallow.flower.federation import Federation
+from fallow.flower.nodes import JOURNAL
+from fallow.flower.terms import Terms
+from fallow.runs.folder import RunFolder
+
+ASK = 15.0  # seconds between questions to Flower, each of which costs seconds of its own
+LAST = 60.0  # seconds for Flower to notice that a run has ended
+
+
+def begin(fed: Federation, recipe: str | None, keys: Mapping[str, Any], name: str | None = None) -> Path:
+    """The folder of a new run, with its order."""
+    _, rest = Terms.parted(keys)  # complains now
+    terms = {k: v for k, v in keys.items() if k not in rest}
+    return deployed.begin(fed.folder / "runs", name or "run", recipe, rest, terms, fed.folder / "server" / "server.yaml", fed.clients)
+
+
+def with_terms(folder: Path, keys: Mapping[str, Any]) -> None:
+    """A run that is gone on with may have other terms, and no other settings."""
+    order, (_, rest) = Order.read(folder), Terms.parted(keys)
+    if rest:
+        raise UserError(f"{next(iter(rest))} cannot be changed on resume", "start a new run for other keys")
+    disk.write(folder / ORDER, json.dumps(asdict(replace(order, terms=order.terms | dict(keys))), indent=1) + "\n")
+
+
+def go(fed: Federation, folder: Path, tell: Callable[[str], None]) -> None:
+    """Submits a run and tells its rounds; Ctrl-C has it write a checkpoint and end."""
+    from fallow.progress import words
+
+    if not fed.processes.alive("superlink"):
+        raise UserError("the federation is not up", f"start it with `fallow federation up {fed.folder}`")
+    journal = folder / JOURNAL
+    seen = len(journal.read_text().splitlines()) if journal.exists() else 0
+    number = fed.submit(folder)
+
+    def row(new: dict[str, Any]) -> None:
+        nonlocal seen
+        tell(f"round {new['round']}  {words(new)}")
+        for line in journal.read_text().splitlines()[seen:]:
+            seen += 1
+            for client, why in json.loads(line)["absent"].items():
+                tell(f"round {new['round']}: client {client} is left out: {why}")
+
+    try:
+        follow(fed, folder, number, row)
+    except KeyboardInterrupt:
+        fed.flwr("stop", number, "fed")
+        tell(f"stopped; go on with: fallow federation run {fed.folder} --resume {folder.name}")
+        raise
+
+
+def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, Any]], None]) -> None:
+    """Until the run has ended; a UserError where it has not ended well."""
+    run, asked, tries = RunFolder(folder), time.monotonic(), 0
+    seen = run.committed()
+    while True:
+        rows = run.rows() if run.metrics.exists() else []
+        for new in rows[seen:]:
+            row(new)
+        seen = max(seen, len(rows))
+        if (folder / ENDED).exists():
+            break
+        if time.monotonic() - asked > ASK:
+            asked, status = time.monotonic(), _status(fed, number)
+            tries = tries + 1 if status[0].startswith("finished") else 0
+            if tries > 1:
+                raise UserError(f"the run ended as {status[0]} ({status[1]})", f"go on with `fallow federation run {fed.folder} --resume {folder.name}`")
+        time.sleep(0.3)
+    end = json.loads(disk.read(folder / ENDED))
+    if not end["ok"]:
+        raise UserError(end["cause"], end["remedy"])
+    until = time.monotonic() + LAST
+    while not (status := _status(fed, number))[0].startswith("finished") and time.monotonic() < until:
+        time.sleep(1.0)
+    if status[0] != "finished:completed":
+        raise UserError(f"Flower says that the run ended as {status[0]} ({status[1]})", "look into logs/superlink.log")
+
+
+def _status(fed: Federation, number: str) -> tuple[str, str]:
+    found = fed.runs(number)
+    return (str(found[0].get("status")), str(found[0].get("status-details") or "no more is known")) if found else ("unknown", "")

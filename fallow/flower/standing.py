@@ -1,0 +1,74 @@
+"""How a federation stands: processes, nodes, runs; and a run's nodes, a row each, from its journal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fallow.errors import UserError
+from fallow.flower.federation import Federation
+from fallow.flower.nodes import JOURNAL
+
+REFUSED = {"[ApiError:2004]": "a node with an unknown key, or one that is still taken for alive, was refused", "[ApiError:2001]": "a node without a key was refused"}
+
+
+def lines(fed: Federation) -> Iterator[str]:
+    alive = fed.processes.noted()
+    for name in sorted(alive):
+        yield f"{name}: process {alive[name][0]}"
+    if "superlink" not in alive:
+        yield f"the federation is down; start it with `fallow federation up {fed.folder}`"
+        return
+    known: dict[str, str] = json.loads((fed.folder / "registered.json").read_text()) if (fed.folder / "registered.json").exists() else {}
+    client = {number: k for k in range(fed.clients) if (number := known.get(fed.public(k)))}
+    for told in fed.online():
+        number = str(told.get("node-id"))
+        yield f"node {client.get(number, '?')}: {told.get('status')} (id {number})"
+    log = fed.processes.log("superlink")
+    for sign, words in REFUSED.items():
+        if count := log.count(sign):
+            yield f"{words} ({count} times)"
+    for run in sorted((fed.folder / "runs").iterdir()) if (fed.folder / "runs").is_dir() else ():
+        yield from _run(run)
+
+
+def _run(path: Path) -> Iterator[str]:
+    found = nodes(path)
+    if not found:
+        return
+    yield f"run {path.name}: {_ended(path)}"
+    for row in found:
+        yield (
+            f"  client {row['client']}: {'online' if row['online'] else 'away'}, last seen {row['seen'] or 'never'}, {row['rounds']} rounds, {row['seconds']:.1f} s, "
+            f"{row['bytes_up']:,} bytes up, {row['bytes_down']:,} down{', left out ' + str(row['absent']) + ' times' if row['absent'] else ''}"
+        )
+
+
+def _ended(path: Path) -> str:
+    try:
+        end = json.loads((path / "ended.json").read_text())
+    except (OSError, ValueError):
+        return "not ended"
+    return "finished" if end.get("ok") else f"ended: {end.get('cause')}"
+
+
+def nodes(path: Path) -> list[dict[str, Any]]:
+    """A row for each node of a deployed run: online, last seen, rounds, seconds, bytes; none of a simulated one."""
+    try:
+        rounds = [json.loads(line) for line in (path / JOURNAL).read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError):
+        raise UserError(f"{path / JOURNAL} is damaged", "remove it; only its table is lost") from None
+    clients = sorted({c for row in rounds for c in (*row["asked"], *row["online"], *map(int, row["absent"]))})
+    made = []
+    for client in clients:
+        took = [row for row in rounds if client in row["asked"] and str(client) not in row["absent"]]
+        made.append({
+            "client": client, "online": client in rounds[-1]["online"], "seen": max((r["at"] for r in rounds if client in r["online"]), default=None),
+            "rounds": len(took), "absent": sum(str(client) in r["absent"] for r in rounds),
+            **{name: sum(r[name].get(str(client), 0) for r in rounds) for name in ("seconds", "bytes_up", "bytes_down")},
+        })  # fmt: skip
+    return made
