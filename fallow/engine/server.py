@@ -54,8 +54,9 @@ class Server:
         """This round's clients, in the order drawn: the first of a permutation of all, or of those `among` which they are to be."""
         self.round = round
         o = self.options
-        order = draws.first(draws.key(o.seed_of("active"), "active", round), o.clients, o.active_count if among is None else o.clients)
-        self.active = [c for c in order.tolist() if among is None or c in among][: o.active_count]
+        count = min(o.clients, o.active_count + self.more)
+        order = draws.first(draws.key(o.seed_of("active"), "active", round), o.clients, count if among is None else o.clients)
+        self.active = [c for c in order.tolist() if among is None or c in among][:count]
 
     def rng(self, stream: str) -> np.random.Generator:
         return draws.rng(self.world.key("server", self.round, stream))
