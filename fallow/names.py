@@ -15,6 +15,7 @@ METHODS: dict[str, str] = {
     "fedrgd": "fallow.methods.fedrgd:FedRGD",
     "fedloke": "fallow.methods.fedloke:FedLoKe",
     "feddure": "fallow.methods.feddure:FedDure",
+    "fedmatch": "fallow.methods.fedmatch:FedMatch",
     "sage": "fallow.methods.sage:SAGE",
     "fl2": "fallow.methods.fl2:FL2",
     "proxyfl": "fallow.methods.proxyfl:ProxyFL",

@@ -19,13 +19,14 @@ from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
+from fallow.methods.base import Method
 from fallow.methods.parts import dma, labelling
 from fallow.methods.parts.averaging import mean
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 from fallow.runs.settings import resolve
 
-EASY = {"threshold": 0.12, "entropy": 2.3}
+EASY = {"threshold": 0.12, "entropy": 2.3, "lambda_l2": 1.0}
 
 
 def keys_of(name: str, **keys: Any) -> dict[str, Any]:
@@ -48,6 +49,10 @@ def parameters(state: Any) -> torch.Tensor:
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_method_takes_every_average(name: str, average: str, tmp_path: Path) -> None:
     keys = keys_of(name, average=average)
+    if find(name).merge is not Method.merge:
+        with pytest.raises(UserError, match=f"{name} merges updates in its own way, so average={average} has no place"):
+            prepare(None, keys)
+        return
     stopped = fallow.run(out=tmp_path, stop_after=1, **keys)
     resumed, through = fallow.resume(stopped.path), fallow.run(out=tmp_path, **keys)
     same(resumed.path, through.path)

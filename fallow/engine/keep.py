@@ -1,4 +1,4 @@
-"""What clients keep between their rounds: records in memory up to a budget, beyond that in files.
+"""What clients keep between their rounds, and what the server has of each: records in memory up to a budget, beyond that in files.
 
 A record's file carries the round that wrote it, so new versions stand beside old ones until a checkpoint commits the
 index; what neither it nor the checkpoint before it names is never read and is removed. A record is read with the checksum
@@ -24,55 +24,56 @@ from fallow.errors import UserError
 from fallow.methods.state import Layout
 
 Record = dict[str, Any]
-OURS = re.compile(r"\d+-\d+\.safetensors|\..*\.part")  # what lies in the folder and is called otherwise was put there by others
+Owner = int | str  # a client; `pool-3` for what the server has of client 3
+OURS = re.compile(r"(pool-)?\d+-\d+\.safetensors|\..*\.part")  # what lies in the folder and is called otherwise was put there by others
 
 
 class Keep:
     def __init__(self, folder: Path, budget: float, layouts: dict[str, Layout], device: torch.device):
         self.folder, self.budget, self.layouts, self.device = folder, budget, layouts, device
-        self.version: dict[int, int] = {}  # client -> round that wrote its record
-        self.committed: list[dict[int, int]] = []  # the versions at the last two commits: what a checkpoint may go back to
+        self.version: dict[Owner, int] = {}  # owner -> round that wrote the record
+        self.committed: list[dict[Owner, int]] = []  # the versions at the last two commits: what a checkpoint may go back to
         self.records: dict[str, str] = {}  # SHA-256 of the files, by name; older versions among them until `clean`
-        self._memory: OrderedDict[int, Record] = OrderedDict()
+        self._memory: OrderedDict[Owner, Record] = OrderedDict()
         self._bytes = 0
-        self._unsaved: set[int] = set()
+        self._unsaved: set[Owner] = set()
 
-    def read(self, client: int) -> Record:
-        if client in self._memory:
-            self._memory.move_to_end(client)
-            return self._memory[client]
-        if client not in self.version:
+    def read(self, owner: Owner) -> Record:
+        if owner in self._memory:
+            self._memory.move_to_end(owner)
+            return self._memory[owner]
+        if owner not in self.version:
             return {}
-        record = self._load(client)
-        self._remember(client, record)
+        record = self._load(owner)
+        self._remember(owner, record)
         return record
 
-    def write(self, records: dict[int, Record], round: int) -> None:
+    def write(self, records: Mapping[Any, Record], round: int) -> None:
         """A finished round's records, all at once."""
-        for client, record in records.items():
+        for owner, record in records.items():
             if not record:
                 continue
-            record = self.read(client) | record  # what this round did not touch stays
-            self.version[client] = round
-            self._unsaved.add(client)
-            self._remember(client, record)
+            record = self.read(owner) | record  # what this round did not touch stays
+            self.version[owner] = round
+            self._unsaved.add(owner)
+            self._remember(owner, record)
 
     def commit(self) -> dict[str, int]:
         """Puts everything on disk; the index to be stored with the checkpoint."""
-        for client in sorted(self._unsaved):
-            self._save(client)
+        for owner in sorted(self._unsaved, key=str):
+            self._save(owner)
         if self.folder.is_dir():
             disk.sync(self.folder)
         self.committed = [*self.committed, dict(self.version)][-2:]
-        return {str(c): v for c, v in sorted(self.version.items())}
+        return {str(o): self.version[o] for o in sorted(self.version, key=str)}
 
     def digests(self) -> dict[str, str]:
         """The SHA-256 of every file that the index names."""
-        return {name: self.records[name] for c in sorted(self.version) if (name := self._path(c).name) in self.records}
+        return {name: self.records[name] for o in sorted(self.version, key=str) if (name := self._path(o).name) in self.records}
 
     def clean(self, *older: str) -> None:
         """Removes files that neither the committed index names nor an older checkpoint needs."""
-        named = {self._path(c).name for c in self.version}
+        named = {self._path(o).name for o in self.version}
         self.records = {name: digest for name, digest in self.records.items() if name in named}
         if self.folder.is_dir():
             for path in self.folder.iterdir():
@@ -80,20 +81,20 @@ class Keep:
                     disk.remove(path)
 
     def restore(self, index: dict[str, int], records: Mapping[str, str] | None = None, older: Iterable[str] = ()) -> None:
-        self.version, self.records = {int(c): v for c, v in index.items()}, dict(records or {})
+        self.version, self.records = {int(o) if o.isdecimal() else o: v for o, v in index.items()}, dict(records or {})
         self.committed = [dict(self.version)]
         self._memory.clear()
         self._unsaved.clear()
         self._bytes = 0
         self.clean(*older)
 
-    def _path(self, client: int) -> Path:
-        return self.folder / f"{client}-{self.version[client]}.safetensors"
+    def _path(self, owner: Owner) -> Path:
+        return self.folder / f"{owner}-{self.version[owner]}.safetensors"
 
-    def _remember(self, client: int, record: Record) -> None:
-        if client in self._memory:
-            self._bytes -= size(self._memory.pop(client))
-        self._memory[client] = record
+    def _remember(self, owner: Owner, record: Record) -> None:
+        if owner in self._memory:
+            self._bytes -= size(self._memory.pop(owner))
+        self._memory[owner] = record
         self._bytes += size(record)
         while self._bytes > self.budget and len(self._memory) > 1:
             oldest = next(iter(self._memory))
@@ -101,27 +102,32 @@ class Keep:
                 self._save(oldest)
             self._bytes -= size(self._memory.pop(oldest))
 
-    def _save(self, client: int) -> None:
-        path = self._path(client)
+    def _save(self, owner: Owner) -> None:
+        path = self._path(owner)
         if not self.folder.is_dir():
             with disk.told(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
             disk.sync(self.folder.parent)
-        shape, tensors = pack(self._memory[client], self.layouts)
+        shape, tensors = pack(self._memory[owner], self.layouts)
         data = save({k: t.cpu().contiguous() for k, t in tensors.items()}, {"shape": json.dumps(shape)})
         self.records[path.name] = disk.write_noting(path, data)
-        self._unsaved.discard(client)
+        self._unsaved.discard(owner)
 
-    def _load(self, client: int) -> Record:
-        path, remedy = self._path(client), "restore the file, or start the run again"
+    def _load(self, owner: Owner) -> Record:
+        path, remedy = self._path(owner), "restore the file, or start the run again"
         try:
             data = disk.read(path, remedy)
         except UserError:
-            raise UserError(f"what client {client} keeps cannot be read from {path}", remedy) from None
+            raise UserError(f"what {_said(owner)} cannot be read from {path}", remedy) from None
         try:
             if path.name in self.records and disk.sha256(data) != self.records[path.name]:
-                raise UserError(f"what client {client} keeps is damaged ({path})", remedy)
+                raise UserError(f"what {_said(owner)} is damaged ({path})", remedy)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
             return unpack(json.loads(header["__metadata__"]["shape"]), load(data), self.layouts, self.device)
         except (SafetensorError, KeyError, ValueError) as e:
-            raise UserError(f"what client {client} keeps cannot be read from {path} ({type(e).__name__})", remedy) from None
+            raise UserError(f"what {_said(owner)} cannot be read from {path} ({type(e).__name__})", remedy) from None
+
+
+def _said(owner: Owner) -> str:
+    """For a sentence."""
+    return f"client {owner} keeps" if isinstance(owner, int) else f"the server has of client {owner.partition('-')[2]}"

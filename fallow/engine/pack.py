@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fallow.methods.sparse import Sparse
 from fallow.methods.state import Layout, State
 
 Tensors = dict[str, Tensor]
@@ -20,7 +21,8 @@ def pack(tree: Any, layouts: dict[str, Layout]) -> tuple[Any, Tensors]:
             layout = next(name for name, known in layouts.items() if known == node.layout)
             for group, tensor in node.groups.items():
                 tensors[f"{path}.{group}"] = tensor
-            return {"state": layout, "at": path, "groups": list(node.groups)}
+            shape = {"state": layout, "at": path, "groups": list(node.groups)}
+            return shape | {"changed": walk(node.changed, f"{path}.changed")} if isinstance(node, Sparse) else shape
         if isinstance(node, Tensor):
             tensors[path] = node
             return {"tensor": path}
@@ -36,7 +38,8 @@ def pack(tree: Any, layouts: dict[str, Layout]) -> tuple[Any, Tensors]:
 def unpack(shape: Any, tensors: Tensors, layouts: dict[str, Layout], device: Any) -> Any:
     if "state" in shape:
         groups = {g: tensors[f"{shape['at']}.{g}"].to(device) for g in shape["groups"]}
-        return State(layouts[shape["state"]], groups)
+        state = State(layouts[shape["state"]], groups)
+        return Sparse.known(state, tensors[shape["changed"]["tensor"]].to(device)) if "changed" in shape else state
     if "tensor" in shape:
         return tensors[shape["tensor"]].to(device)
     if "dict" in shape:

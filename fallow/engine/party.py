@@ -190,11 +190,18 @@ def start_of(world: World, job: Job) -> tuple[dict[str, Any], dict[str, dict[str
         elif spec.start == "random":
             things[name] = world.fresh(name, world.key("random", name, job.party))
         else:
-            entry = spec.start or name
-            things[name] = job.message[entry] if entry in job.message else job.message["model"]
+            things[name] = _sent(job.message, name, spec.start)
     optimizers = {n.removesuffix("/optimizer"): t for n, t in job.record.items() if n.endswith("/optimizer")}
     optimizers |= {n.removesuffix("/optimizer"): t for n, t in job.message.items() if n.endswith("/optimizer")}
     return things, optimizers, 0.0 if job.party <= SERVER else world.options.prox
+
+
+def _sent(message: dict[str, Any], name: str, start: str | None) -> State:
+    """The entry that a net starts from: the one that it names, else that of its own name, else `model`."""
+    entry = start or (name if name in message else "model")
+    if entry not in message:
+        raise KeyError(f"the net {name!r} starts from {entry!r}, which this message does not have; it has {', '.join(message)}")
+    return message[entry]
 
 
 def _read_back(found: dict[str, Any]) -> tuple[dict[str, Any], torch.cuda.Event | None]:

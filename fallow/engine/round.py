@@ -39,7 +39,7 @@ class Federated:
         self.world, self.method, self.o = world, world.method, world.options
         self.executor, self.keep = executor, keep
         self.clients: Clients = clients or Local(world, executor, keep)
-        self.server = Server(world)
+        self.server = Server(world, keep)
         self.server["model"] = self._travels(world.initial())
         self.method.start(self.server)
         self.seconds: dict[str, float] = {}
@@ -77,7 +77,7 @@ class Federated:
 
     def _round(self, number: int) -> dict[str, Any]:
         server, turn = self.server, self.o.server_turn if self.server_trains else ""
-        self.seconds, server.logs, tally, self._tested, self._verdicts = {}, {}, Tally(), None, []
+        self.seconds, server.logs, server.pool.new, tally, self._tested, self._verdicts = {}, {}, {}, Tally(), None, []
         self.world.finished = 0
         self.validation.forget()
         server.draw(number, self._warming() if number < self.o.warmup_rounds else None)
@@ -100,7 +100,7 @@ class Federated:
             updates = self._updates(replies, own)
             if updates:
                 self.method.merge(server, updates)
-            self._judge("the merge", server.entries)
+            self._judge("the merge", server.entries, server.pool.new)
         if turn.startswith("after"):
             self._turn(tally)
         if turn.endswith("+last") and last:
@@ -115,6 +115,7 @@ class Federated:
         self.finishing()
         self.whole = False
         self.clients.settle(number + 1)
+        server.pool.settle(number + 1)
         self.validation.settle()
         self.whole = True
         return row

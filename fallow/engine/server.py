@@ -1,8 +1,8 @@
-"""The server: what it holds from round to round, and its optimiser."""
+"""The server: what it holds from round to round, what it has of each client, its optimiser, its look at a model."""
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,17 +10,53 @@ import torch
 from torch import Tensor
 
 from fallow import draws
+from fallow.engine.keep import Keep, Record
+from fallow.engine.nets import NetHandle
 from fallow.engine.slot import RESERVED
 from fallow.engine.world import World
 from fallow.errors import UserError
+from fallow.methods.sparse import Sparse
 from fallow.methods.state import State
 
 
-class Server:
-    """`server["name"]` is everything that lasts at the server, and all of it is the checkpoint."""
+class Pool:
+    """What the server has of each client, `server.pool[client]`: records that are stored as clients' are, and take effect as a round does."""
 
-    def __init__(self, world: World):
+    def __init__(self, keep: Keep):
+        self._keep = keep
+        self.new: dict[int, Record] = {}  # of a round that has not taken effect
+
+    def __getitem__(self, client: int) -> Record:
+        if client not in self:
+            raise KeyError(f"the pool has nothing of client {client}")
+        return self._keep.read(f"pool-{client}") | self.new.get(client, {})
+
+    def __setitem__(self, client: int, record: Record) -> None:
+        """Further entries of the record; those of the same names are replaced."""
+        whole = {k: State(v.layout, v.groups) if isinstance(v, Sparse) else v for k, v in record.items()}
+        self.new[client] = self.new.get(client, {}) | whole
+
+    def __contains__(self, client: int) -> bool:
+        return client in self.new or f"pool-{client}" in self._keep.version
+
+    def __iter__(self) -> Iterator[int]:
+        """The clients of whom there is something, in their order."""
+        known = (int(o.removeprefix("pool-")) for o in self._keep.version if isinstance(o, str))
+        return iter(sorted({*known, *self.new}))
+
+    def settle(self, round: int) -> None:
+        """The round takes effect."""
+        self._keep.write({f"pool-{client}": record for client, record in self.new.items()}, round)
+        self.new = {}
+
+
+class Server:
+    """`server["name"]` is everything that lasts at the server, and with `server.pool` it is the checkpoint."""
+
+    def __init__(self, world: World, keep: Keep):
         self.world, self.options = world, world.options
+        self.pool = Pool(keep)
+        self._net: NetHandle | None = None
         self.entries: dict[str, Any] = {}
         self.active: list[int] = []
         self.more = 0  # clients drawn beyond those that a round needs
@@ -60,6 +96,20 @@ class Server:
 
     def rng(self, stream: str) -> np.random.Generator:
         return draws.rng(self.world.key("server", self.round, stream))
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images that the nets see."""
+        views = self.world.views
+        return views.channels, views.size, views.size
+
+    @torch.no_grad()
+    def predict(self, state: State, images: Tensor) -> Tensor:
+        """Logits of images of its own, uint8 [n, *image_shape], in their plain view."""
+        self._net = self._net or self.world.net()
+        self._net.load(state)
+        plain = self.world.views("plain", images.to(self.world.device), torch.zeros(len(images), dtype=torch.int64))
+        return self._net(self.world.normal(plain), stats="running")
 
     def log(self, **values: Any) -> None:
         """Numbers (or lists of them) for this round's metrics."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fallow.config import Config
 from fallow.engine import judging, kernels
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
@@ -20,6 +21,8 @@ from fallow.methods.state import State
 
 RESERVED = {"round", "accuracy", "test_loss", "bytes_up", "bytes_down", "lr", "clients", "client_steps", "descended", "unused", "seconds"}
 RESERVED |= {*EACH_TEST, "validation_accuracy", "validation_loss", "class_accuracy", "prior_js", "diversity", "R", "label_accuracy_local", "label_accuracy_global"}  # measured
+
+STEPPING = ("optimizer", "momentum", "nesterov", "weight_decay", "clip", "clip_value")  # what a net may have of its own
 
 
 class Slot:
@@ -45,7 +48,7 @@ class Slot:
                 continue
             net = self.nets[name] = world.net(spec)
             if spec.train:
-                self.optimizers[name] = Optimizer(self.o, net.flat.groups["parameters"])
+                self.optimizers[name] = Optimizer(own_options(self.o, name, spec), net.flat.groups["parameters"])
                 self.lr[name] = torch.zeros((), device=world.device)
         if self.o.prox and "model" in self.nets:
             self.reference = torch.zeros_like(self.nets["model"].flat.groups["parameters"])
@@ -113,7 +116,7 @@ class Slot:
         else:
             g = net.flatten(*pieces)
             g = g if pull is None else g + pull[0] * (w - pull[1])
-            optimizer.step(w, clip_(g, self.o.clip, self.o.clip_value), lr, when)
+            optimizer.step(w, clip_(g, optimizer.o.clip, optimizer.o.clip_value), lr, when)
         if decoupled and reference is not None:
             back = lr * self.prox * (w - reference)
             w.sub_(back if when is None else torch.where(when, back, torch.zeros_like(back)))
@@ -191,6 +194,14 @@ class Slot:
     def record(self, name: str) -> State | Tensor:
         """A copy of a held thing, for the client's record."""
         return self.nets[name].flat.clone() if name in self.nets else self.values[name].clone()
+
+
+def own_options(o: Config, name: str, spec: Net) -> Config:
+    """The run's settings, with those that a net has of its own."""
+    for key in spec.options or ():
+        if key not in STEPPING:
+            raise KeyError(f"the net {name!r} has an option {key!r}; its own can be {', '.join(STEPPING)}")
+    return o.model_copy(update=dict(spec.options or {}))
 
 
 def trained(held: dict[str, Net | Value]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fallow.engine.clients import SERVER, Executor, Reply, Request
-from fallow.engine.keep import Keep
+from fallow.engine.keep import Keep, Owner
 from fallow.engine.party import Job, Outcome
 from fallow.errors import UserError
 from fallow.flower import checks
@@ -51,7 +51,7 @@ class Nodes:
         self.executor, self.keep, self.exchange, self.roster, self.terms = executor, keep, exchange, roster, terms
         self.wanted, self.about, self.run, self.layouts = world.options.active_count, json.dumps(about), about["run"], world.layouts()
         self.folder, self.ask_here, self.tell = folder, ask_here, tell
-        self._used: dict[int, int] = {}  # client -> round (from 1) of its update, in a round that has not taken effect
+        self._used: dict[Owner, int] = {}  # client -> round (from 1) of its update, in a round that has not taken effect
         self._row: Tree = {}
 
     # -- the seam ------------------------------------------------------------------------------------------------------

@@ -45,7 +45,8 @@ class Net:
     True
 
     It starts from the client's record if kept, else from the message entry `start` (its own name, else "model"), or
-    "initial" (the run's first weights), or "random" (an own seed per client).
+    "initial" (the run's first weights), or "random" (an own seed per client). `options` are keys of its optimiser and its
+    clipping that hold for this net alone.
     """
 
     make: Make | None = None
@@ -54,6 +55,7 @@ class Net:
     train: bool = True
     optimizer: Literal["reset", "keep", "travel"] | None = None
     autocast: bool = True
+    options: Keys | None = None
     fits: bool = False  # `make` is given the run's model, too
 
 

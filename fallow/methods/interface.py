@@ -11,7 +11,7 @@ the streams `x` and `u`, it declares in a subclass, so that a misspelt name is f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, Self, TypeAlias, TypedDict, overload
 
 import numpy as np
@@ -176,11 +176,24 @@ class Slot(Protocol):
         """Compares labels with the hidden true ones, for the metrics."""
 
 
+class Pool(Protocol):
+    """What the server has of each client: named States, tensors and plain values."""
+
+    def __getitem__(self, client: int, /) -> dict[str, Entry]: ...
+    def __setitem__(self, client: int, record: dict[str, Entry], /) -> None: ...
+    def __contains__(self, client: int, /) -> bool: ...
+    def __iter__(self) -> Iterator[int]: ...
+
+
 class Server(Protocol):
     """`server["name"]` is all that lasts at the server: States, tensors, numbers, texts, lists and dicts of them."""
 
     active: list[int]  # this round's clients, in the order drawn
     round: int  # from 0
+
+    @property
+    def pool(self) -> Pool:
+        """By client, in effect with its round."""
 
     @overload
     def __getitem__(self, name: Literal["model"], /) -> State: ...
@@ -191,6 +204,13 @@ class Server(Protocol):
 
     @property
     def model(self) -> State: ...
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of the images that nets see."""
+
+    def predict(self, state: State, images: Tensor) -> Tensor:
+        """Logits of images of its own, uint8 [n, *image_shape], in their plain view."""
 
     def rng(self, stream: str) -> np.random.Generator: ...
 

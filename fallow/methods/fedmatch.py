@@ -1,0 +1,407 @@
+"""FedMatch: weights in two summands, one for labels and one for the rest; other clients' models help to label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fallow.config import Keys, key
+from fallow.data.samples import Stream
+from fallow.errors import UserError
+from fallow.methods.base import (
+    Batch,
+    Found,
+    Held,
+    Message,
+    Method,
+    Net,
+    NetHandle,
+    Plan,
+    Server,
+    State,
+    Update,
+    Updates,
+    Value,
+)
+from fallow.methods.parts import helping, labelling, plateau
+from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.batching import paired
+from fallow.methods.parts.dma import mean_prediction
+from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.labelling import LabellerPart, LabellerParty, LabellerSlot
+from fallow.methods.parts.losses import ce, cross_entropy, kl, masked_mean
+from fallow.methods.parts.plateau import Plateau, PlateauParty
+from fallow.methods.plan import StepFunction
+from fallow.methods.sparse import Sparse
+
+Weights = Mapping[str, Tensor]
+LEAST = 1e-7  # Keras clips probabilities to it
+WEIGHTS = ("sigma", "psi")
+
+
+class Apart(LabellerSlot):
+    sigma: NetHandle
+    psi: NetHandle
+
+
+class ApartParty(PlateauParty, LabellerParty):
+    sigma: NetHandle
+    psi: NetHandle
+    helping: Tensor  # 1 for each place that has a helper
+
+
+class Helped(LabellerPart):
+    votes: Tensor  # [n, H, 2 C]: the helpers' probabilities, and one-hot what they vote for
+
+
+class Columns(Batch):
+    u: Helped
+
+
+class FedMatch(Method[Apart, ApartParty, Columns]):
+    """Every weight is sigma + psi: labels move sigma, unlabelled images psi.  Jeong et al., ICLR 2021.
+
+    `model` holds what is no weight: batch norm's statistics of the sum.
+    """
+
+    paper = "Jeong et al., ICLR 2021"
+    keeps = "how far its learning rate fell"
+    sends = "sigma and psi, up what changed; down also helpers' psi"
+    scenarios = {"server", "clients", "some"}
+    labellers = {"current"}
+    labels_how = "labels with the net in training, and helpers vote"
+    defaults = {
+        "labeller": "current", "lr": 1e-3, "momentum": 0.0, "nesterov": False, "weights": "uniform", "server_turn": "before",
+    }  # fmt: skip
+    readings = {
+        "paper": {"threshold": 0.85, "weight_decay": 1e-4, "helper_hold": True},
+        "released": {"order": "slices", "probabilities": "clipped", "server_psi": "thresholded"},
+    }
+
+    class Options(Plateau):
+        threshold: float = key(0.75, "confidence a pseudo-label needs, of the local model", "tau", ge=0)
+        lambda_s: float = key(10.0, "of the labelled loss", "lambda_s", ge=0)
+        lambda_i: float = key(0.01, "of the consistency with helpers", "lambda_ICC", ge=0)
+        lambda_a: float = key(0.01, "of the loss on agreed labels", "lambda_ICC", ge=0)
+        lambda_l2: float = key(10.0, "pull of psi towards sigma", "lambda_L2", ge=0)
+        lambda_l1: float = key(1e-4, "pull of psi towards 0 (labels at the server: 1e-5)", "lambda_L1", ge=0)
+        l1_threshold: float = key(5e-6, "size up to which a number of psi counts as 0 (labels at the server: 1e-5)", ge=0)
+        delta_threshold: float = key(5e-5, "change of a number up to which it is not sent (labels at the server: 1e-5)", ge=0)
+        psi_factor: float = key(0.2, "psi's first weights as a share of sigma's", ge=0)
+        helpers: int = key(2, "other clients whose psi a client is sent", "H", ge=0, le=100)
+        helper_every: int = key(10, "rounds between helpers", ge=1)
+        helper_hold: bool = key(False, "a client keeps the helpers that it was sent last, and uses them in every round")
+        agreement_tie: Literal["lowest", "local"] = key("lowest", "which class wins of those with as many votes")
+        debias_helpers: bool = key(False, "debias: helpers' votes, too, each by its own mean prediction")
+        keep_between: Literal["none", "reference", "sparse"] = key(
+            "none", "a client's weights between its rounds: none; to measure what would have to be sent; to be sent only that"
+        )
+        order: Literal["shuffled", "slices"] = key("shuffled", "batches: shuffled each pass, or the same slices of the stored order for ever")
+        probabilities: Literal["exact", "clipped"] = key("exact", "the unlabelled losses from logits, or from probabilities clipped at 1e-7")
+        server_psi: Literal["whole", "thresholded"] = key("whole", "psi while the server trains: as it is, or as it is tested")
+
+        def refuse(self) -> None:
+            super().refuse()
+            if self.statistics == "static" or self.norm == "sbn":
+                cause = "fedmatch sends two summands, of which neither has statistics of its own, so statistics=static has no place"
+                raise UserError(cause, "use statistics=average or batch")
+            if self.server_momentum or self.server_lr != 1:
+                cause = "fedmatch takes plain means of sigma and of psi, so server_momentum and server_lr have no place"
+                raise UserError(cause, "use server_momentum=0 server_lr=1")
+            if self.prox:
+                raise UserError(f"fedmatch trains two summands and no `model`, so prox={self.prox:g} has no place", "leave prox out")
+            if self.optimizer == "sgd" and self.lr * self.lambda_l2 >= 0.5:
+                cause = f"lr={self.lr:g} with lambda_l2={self.lambda_l2:g} throws psi past sigma at each step"
+                raise UserError(cause, f"use lr below {0.5 / self.lambda_l2:g}, or a smaller lambda_l2")
+            if unfit := sorted({"prior", "diversity"} & set(self.measure)):
+                cause = f"measure={unfit[0]} goes by the model that each client sends, and fedmatch sends two summands"
+                raise UserError(cause, f"leave {unfit[0]} out")
+
+    o: Options
+
+    @classmethod
+    def scenario_defaults(cls, labels: str) -> Keys:
+        views: Keys = {"augment": {"labelled": "plain", "weak": "plain", "strong": "ra-fedmatch"}}
+        if labels != "server":
+            return views | {"batch": 10}
+        return views | {"batch": 100, "lambda_l1": 1e-5, "l1_threshold": 1e-5, "delta_threshold": 1e-5, "lr_patience": 20}
+
+    @classmethod
+    def automatic(cls, facts: Facts) -> Keys:
+        """lambda_s multiplies the labelled rate by ten, and the pull between sigma and psi must not overshoot: no clipping hides that."""
+        fitted = super().automatic(facts) | {"batch": facts.batch, "lr": 0.02, "clip": None, "threshold": facts.threshold}
+        held_out = facts.o.validation is not None and facts.o.lr_rule == "validation"  # type: ignore[attr-defined]
+        return fitted | ({"schedule": "constant"} if held_out or facts.o.lr_rule == "training" else {})  # type: ignore[attr-defined]
+
+    def holds(self) -> Held:
+        stays = self.o.keep_between == "sparse"
+        held: Held = {"model": Net(train=False), "sigma": Net(keep=stays, autocast=False), "psi": Net(keep=stays, autocast=False)}
+        if self.o.helper_hold:
+            held |= {f"helper{j}": Net(keep=True, train=False, start="psi") for j in range(self.o.helpers)}
+            held["helping"] = Value(max(1, self.o.helpers), keep=True)
+        return held | plateau.holds(self.o) | labelling.holds(self.o, self.classes)
+
+    # -- the server ----------------------------------------------------------------------------------------------------
+    def start(self, server: Server) -> None:
+        super().start(server)
+        server["sigma"] = server.model.only("parameters")
+        server["psi"] = decomposed(server["sigma"], self.o.psi_factor)
+        server["model"] = server.model.having(self.tested(server["sigma"], server["psi"]), "parameters")
+        server["probe"], server["embeddings"] = helping.noise(server), {}
+
+    def down(self, server: Server, client: int) -> Message:
+        message = self.as_sent(server, client)
+        message["model"] = server.model.only("statistics", "counters")
+        if (server.round + 1) % self.o.helper_every == 0 and client in server["embeddings"]:
+            for j, k in enumerate(helping.nearest(server["embeddings"], client, self.o.helpers)):
+                message[f"helper{j}"] = self.patched(server, client, "psi", server.pool[k]["psi"])
+        return message
+
+    def as_sent(self, server: Server, client: int) -> Message:
+        """sigma and psi as this client gets them."""
+        return {name: self.patched(server, client, name, server[name]) for name in WEIGHTS}
+
+    def patched(self, server: Server, client: int, name: str, new: State) -> State:
+        """`keep_between=sparse`: what has hardly changed stays as the client has it, and is not sent."""
+        if self.o.keep_between != "sparse" or client not in server.pool:
+            return new
+        has = server.pool[client][name]
+        return Sparse(cut(new, has, self.o.delta_threshold, self.o.l1_threshold if name == "psi" else 0.0, both=True), has)
+
+    def merge(self, server: Server, updates: Updates) -> None:
+        self.measure(server, updates)
+        known = {}
+        for u in updates.clients:
+            client = u.client
+            assert client is not None
+            theirs = {name: u.get(name) or self.as_sent(server, client)[name] for name in WEIGHTS}
+            server.pool[client] = theirs if self.o.keep_between != "none" else {"psi": theirs["psi"]}
+            theta = u.get("sigma", server["sigma"]) + theirs["psi"]
+            known[client] = helping.embedded(server, server.model.having(theta, "parameters"))
+        server["embeddings"] = server["embeddings"] | known
+        for name in WEIGHTS:
+            if sent := [u for u in updates if name in u]:
+                server[name] = mean(sent, name)
+        statistics = mean(updates.clients or updates, "model").groups
+        whole = self.tested(server["sigma"], server["psi"])
+        server["model"] = State(whole.layout, statistics | whole.groups)
+
+    def measure(self, server: Server, updates: Updates) -> None:
+        """Numbers that travel, as shares of one dense copy: up, and down where `keep_between` has something to compare with."""
+        if ups := [float(sum(u[n].changed.sum() for n in WEIGHTS if n in u)) / numbers(server["sigma"]) for u in updates.clients]:
+            server.log(share_up=sum(ups) / len(ups))
+        if self.o.keep_between == "none":
+            return
+        downs = []
+        for client in server.active:
+            if client not in server.pool:
+                downs.append(2.0)
+                continue
+            has, o = server.pool[client], self.o
+            zero = {"sigma": 0.0, "psi": o.l1_threshold}
+            changed = [Sparse(cut(server[n], has[n], o.delta_threshold, zero[n], both=True), has[n]).changed.sum() for n in WEIGHTS]
+            downs.append(float(sum(changed)) / numbers(server["sigma"]))
+        server.log(share_down=sum(downs) / len(downs))
+
+    def tested(self, sigma: State, psi: State) -> State:
+        """The weights of validation and test: small numbers of psi count as 0."""
+        return sigma + psi.map(lambda t: kept(t, self.o.l1_threshold))
+
+    # -- a party -------------------------------------------------------------------------------------------------------
+    def begin(self, party: ApartParty) -> dict[str, Tensor]:
+        for name in WEIGHTS:
+            getattr(party, name).load(party.received[name])  # a client that keeps its own is sent what else it needs
+        theta = (party.received["sigma"] + party.received["psi"]).only("parameters")
+        party.model.load(theta)
+        labelling.begin(self.o, party)
+        found = {"falls": party.falls} if self.o.lr_rule != "constant" else {}
+        helpers = self.helping(party)
+        if helpers and len(party.unlabelled):
+            found["votes"] = torch.stack([self.opinion(party, h) for h in helpers], 1)
+            if self.o.helper_hold:
+                found["votes"] = found["votes"] * party.helping[:, None]
+        return found
+
+    def helping(self, party: ApartParty) -> list[State]:
+        """The helpers' weights: their psi on the sigma that was received."""
+        received = party.received
+        sent = [received[name] for j in range(self.o.helpers) if (name := f"helper{j}") in received]
+        if self.o.helper_hold:
+            nets = [getattr(party, f"helper{j}") for j in range(self.o.helpers)]
+            if sent:
+                for j, (net, psi) in enumerate(zip(nets, sent)):
+                    net.load(psi)
+                    party.helping[j].fill_(1.0)
+                party.helping[len(sent) :].zero_()
+            sent = [net.state for net in nets]
+        return [self.whole(party, received["sigma"] + psi) for psi in sent]
+
+    def whole(self, party: ApartParty, theta: State) -> State:
+        """Weights with the party's statistics."""
+        return party.model.state.having(theta, "parameters")
+
+    def opinion(self, party: ApartParty, helper: State) -> Tensor:
+        """What a helper says of all unlabelled images: its probabilities, and behind them one-hot its vote [n, 2 C]."""
+        z = party.predict(helper, party.unlabelled, "weak")
+        said = labelling.debiased(z, mean_prediction(z)) if self.o.debias and self.o.debias_helpers else z
+        return torch.cat([z.softmax(1), helping.one_hot(said.argmax(1), self.classes)], 1)
+
+    def plan(self, party: ApartParty, found: Found) -> Plan:
+        o, votes = self.o, found.get("votes")
+        x, u = paired(party, "labelled", ("weak", "strong"), votes=votes)
+        lr = plateau.rate(o, float(found["falls"])) if plateau.judges(o, party) is not None else None
+        if party.is_server:
+            step = self.supervised if o.server_psi == "whole" else self.supervised_thresholded
+        else:
+            step = self.step if votes is None else self.step_with_helpers
+        if o.order == "shuffled":
+            return Plan(step, x=x, u=u, lr=lr)
+        return self.slices(step, party, x, u).having(lr=lr)
+
+    def slices(self, step: StepFunction, party: ApartParty, x: Stream, u: Stream) -> Plan:
+        """The released loader: consecutive slices, as many as round(n / batch), anew in each epoch."""
+        x, u = (replace(stream, shuffle=False, epochs=None) for stream in (x, u))
+        if party.steps is not None:
+            return Plan(step, x=replace(x, steps=party.steps), u=replace(u, steps=party.steps))
+        drives = x if x else u
+        steps = max(1, round(len(drives.samples) / (party.batch or len(drives.samples))))
+        once = Plan(step, x=replace(x, steps=steps), u=replace(u, steps=steps))
+        return sum((once for _ in range(max(1, round(party.epochs or 1)))), Plan())
+
+    # -- a step ----------------------------------------------------------------------------------------------------------
+    def step(self, s: Apart, b: Columns) -> None:
+        """Without helpers: the local model alone says what an image is."""
+        self.both(s, b, None)
+
+    def step_with_helpers(self, s: Apart, b: Columns) -> None:
+        self.both(s, b, b.u.votes)
+
+    def both(self, s: Apart, b: Columns, votes: Tensor | None) -> None:
+        if b.x:
+            self.supervised(s, b)
+        if b.u:
+            self.unsupervised(s, b, votes)
+
+    def supervised(self, s: Apart, b: Columns) -> None:
+        self.learn_labels(s, b, fixed(s.psi))
+
+    def supervised_thresholded(self, s: Apart, b: Columns) -> None:
+        self.learn_labels(s, b, {name: kept(p, self.o.l1_threshold) for name, p in fixed(s.psi).items()})
+
+    def learn_labels(self, s: Apart, b: Columns, psi: Weights) -> None:
+        """L_s(sigma) = lambda_s CE(y, p_{sigma + psi*}(x)): sigma moves, psi takes part."""
+        z = s.model(b.x.labelled, weights=total(s.sigma.weights, psi))
+        loss = self.o.lambda_s * cross_entropy(z, b.x.y)
+        s.descend(loss, s.sigma)
+        s.log(loss=loss)
+
+    def unsupervised(self, s: Apart, b: Columns, votes: Tensor | None) -> None:
+        """L_u(psi) = lambda_i ICC + lambda_a CE_u + lambda_L1 |psi| + lambda_L2 |sigma* - psi|^2: psi moves, sigma takes part."""
+        o, C, sigma, psi = self.o, self.classes, fixed(s.sigma), s.psi.weights
+        zw = s.model(b.u.weak, weights=total(sigma, psi))
+        confidence, label = labelling.logits(o, s, b.u, zw).softmax(1).max(1)
+        sure, icc = confidence >= o.threshold, zw.new_zeros(())                    # K
+        if votes is not None:
+            said, cast = votes[..., :C], votes[..., C:]
+            label = self.agreed(label, cast)
+            there = (said.sum(2) > 0.5).to(zw.dtype)                               # a place without a helper is all 0
+            apart = self.divergence(said.flatten(0, 1), zw[:, None].expand_as(said).flatten(0, 1))
+            each = (apart.view(there.shape) * there).sum(1) / there.sum(1).clamp_min(1)
+            icc = masked_mean(each, sure, "selected")                              # mean_j KL(p_hj || p_local)
+        zs = s.model(b.u.strong, weights=total(sigma, psi))
+        ce_u = masked_mean(self.surprise(zs, label), sure, "selected")
+        loss = o.lambda_i * icc + o.lambda_a * ce_u + self.penalty(sigma, psi)
+        s.descend(loss, s.psi)
+        s.judge(b.u, label, sure, confidence=confidence)
+        seen = o.lambda_i * icc + o.lambda_a * ce_u
+        s.log(unlabelled_loss=seen, **({} if b.x else {"loss": seen}))
+
+    def agreed(self, own: Tensor, cast: Tensor) -> Tensor:
+        """The class with the most of the local model's vote and the helpers' [n, H, C]; argmax alone may take any of equal counts."""
+        lower = torch.arange(self.classes, device=own.device) / (4 * self.classes)
+        counts = helping.one_hot(own, self.classes) + cast.sum(1) - lower
+        if self.o.agreement_tie == "local":
+            counts = counts + 0.5 * helping.one_hot(own, self.classes)
+        return counts.argmax(1)
+
+    def penalty(self, sigma: Weights, psi: Weights) -> Tensor:
+        """Sums, not means; without biases and norm layers' parameters, which psi has none of at the start."""
+        pairs = [(sigma[name], p) for name, p in psi.items() if p.dim() > 1]
+        l1 = torch.stack([p.abs().sum() for _, p in pairs]).sum()
+        l2 = torch.stack([(c - p).square().sum() for c, p in pairs]).sum()
+        return self.o.lambda_l1 * l1 + self.o.lambda_l2 * l2
+
+    def divergence(self, target: Tensor, z: Tensor) -> Tensor:
+        if self.o.probabilities == "exact":
+            return kl(target, z)
+        p, q = (t.clamp(LEAST, 1.0) for t in (target, z.softmax(1)))
+        return (p * (p / q).log()).sum(1)
+
+    def surprise(self, z: Tensor, label: Tensor) -> Tensor:
+        if self.o.probabilities == "exact":
+            return ce(z, label)
+        return -z.softmax(1).gather(1, label[:, None])[:, 0].clamp(LEAST, 1 - LEAST).log()
+
+    def end(self, party: ApartParty) -> Update | None:
+        if not party.made:
+            return None
+        sigma, psi = (getattr(party, name).state.only("parameters") for name in WEIGHTS)
+        theta = self.tested(sigma, psi)
+        samples = plateau.judges(self.o, party)
+        if samples is not None:
+            z = party.predict(self.whole(party, theta), samples)
+            plateau.observe(self.o, party, cross_entropy(z, torch.from_numpy(samples.y).to(z.device)))
+        if party.is_server:
+            return Update(sigma=sigma, model=self.whole(party, theta))
+        o, received, up = self.o, party.received, {}
+        if len(party.labelled):
+            up["sigma"] = cut(sigma, received["sigma"], o.delta_threshold)
+        if len(party.unlabelled):
+            up["psi"] = cut(psi, received["psi"], o.delta_threshold, o.l1_threshold)
+        for name, state in up.items():
+            getattr(party, name).load(state)  # what stays here is what the server has
+        sent: Message = {name: Sparse(state, received[name]) for name, state in up.items()}
+        return Update(model=party.model.state.only("statistics", "counters"), **sent)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+def decomposed(sigma: State, factor: float) -> State:
+    """psi's first values: a share of sigma's; none of biases and norm layers' parameters."""
+    psi = sigma.map(torch.zeros_like)
+    for name, p in psi.tensors().items():
+        if p.dim() > 1:
+            p.copy_(sigma[name] * factor)
+    return psi
+
+
+def fixed(net: NetHandle) -> dict[str, Tensor]:
+    """A net's weights, through which no gradient flows."""
+    return {name: p.detach() for name, p in net.weights.items()}
+
+
+def total(sigma: Weights, psi: Weights) -> dict[str, Tensor]:
+    """theta = sigma + psi."""
+    return {name: c + psi[name] for name, c in sigma.items()}
+
+
+def kept(psi: Tensor, least: float) -> Tensor:
+    """Numbers of at most this size as 0."""
+    return torch.where(psi.abs() > least, psi, torch.zeros_like(psi))
+
+
+def cut(new: State, old: State, delta: float, zero: float = 0.0, both: bool = False) -> State:
+    """`new` where it has changed by more than `delta`, small numbers of it (`both`: and of the old) counting as 0; else `old`."""
+
+    def one(group: str) -> Tensor:
+        n, o = new.groups[group], old.groups[group]
+        return torch.where((kept(n, zero) - (kept(o, zero) if both else o)).abs() > delta, n, o)
+
+    return State(new.layout, {g: one(g) for g in new.groups})
+
+
+def numbers(state: State) -> int:
+    return sum(e.numel for e in state.layout.entries if e.group == "parameters")
