@@ -28,7 +28,8 @@ class Heads(nn.Module):
         self.proxies = nn.Linear(head.in_features, head.in_features, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.features(h)
+        out: Tensor = self.features(h)
+        return out
 
 
 def unit(x: Tensor) -> Tensor:
