@@ -174,7 +174,8 @@ def clients_work(f: Federated) -> tuple[list[Any], list[Any]]:
 @pytest.mark.parametrize("name", METHODS)
 def test_equal_updates_merge_to_themselves(name: str, tmp_path: Path) -> None:
     labels = sorted(find(name).scenarios)[0]
-    f = run_with(tmp_path, name, labels, active=4, server_momentum=0.0, optimizer_state="reset").federated
+    untuned = {"tune_epochs": 0} if name == "proxyfl" else {}  # it moves the mean of the classifiers
+    f = run_with(tmp_path, name, labels, active=4, server_momentum=0.0, optimizer_state="reset", **untuned).federated
     updates = f._updates(*clients_work(f))
     assert len(updates) > 1 and all(u.weight > 0 for u in updates)
     common = updates[-1].entries
