@@ -21,13 +21,14 @@ import torch
 from bench import report
 from bench.round import random_source
 from fallow import runs
-from fallow.engine.eager import Eager, spread
+from fallow.engine.eager import Eager
 from fallow.engine.feed import Step
 from fallow.engine.party import Job, run_step, work
 from fallow.engine.replay import CAPTURE_AT
+from fallow.engine.simulation import Simulation
 from fallow.engine.slot import Slot
 from fallow.engine.slots import CapturedSlot
-from fallow.engine.world import World
+from fallow.machine import spread
 
 CASES = {
     "wrn:10x10": ("wrn-28-2", 10, 10),
@@ -38,19 +39,19 @@ CASES = {
 }
 
 
-def world_of(model: str, clients: int, batch: int, device: str, fused: bool = True) -> World:
+def simulation_of(model: str, clients: int, batch: int, device: str, fused: bool = True) -> Simulation:
     """Each client has exactly one batch of images."""
     keys = dict(
         method="fedavg", labels="all", clients=clients, batch=batch, epochs=1, model=model, device=device, lr=0.03,
         augment={"labelled": "plain"}, fused=fused, defaults="paper",
     )  # fmt: skip
     method, options, source, federation = runs.prepare(None, keys, random_source(clients * batch, 10))
-    return World(options, method(options, 10), source, federation)
+    return Simulation(options, method(options, 10), source, federation)
 
 
-def first_step(world: World, slot: Slot, client: int) -> Step:
+def first_step(simulation: Simulation, slot: Slot, client: int) -> Step:
     """Loads a client into a slot; its first step."""
-    return next(s for s in work(world, slot, Job(client, 0, {"model": world.initial()})) if isinstance(s, Step))
+    return next(s for s in work(simulation.site(client), slot, Job(client, 0, {"model": simulation.kit.initial()})) if isinstance(s, Step))
 
 
 def seconds(function: Callable[[], Any], repeats: int, cuda: bool) -> float:
@@ -68,14 +69,14 @@ def seconds(function: Callable[[], Any], repeats: int, cuda: bool) -> float:
 
 def measure(model: str, clients: int, batch: int, device: str, repeats: int) -> dict[str, float | None]:
     """Seconds for one step of every client, by way."""
-    world = world_of(model, clients, batch, device)
-    bound_world = world_of(model, 1, clients * batch, device)
-    if world.device.type == "cuda":
-        return on_cuda(world, bound_world, world_of(model, clients, batch, device, fused=False), repeats)
-    threads = Eager(world).workers
-    pairs = [(slot := Slot(world), first_step(world, slot, c)) for c in range(clients)]
-    whole = Slot(bound_world)
-    one = first_step(bound_world, whole, 0)
+    many = simulation_of(model, clients, batch, device)
+    bound = simulation_of(model, 1, clients * batch, device)
+    if many.kit.device.type == "cuda":
+        return on_cuda(many, bound, simulation_of(model, clients, batch, device, fused=False), repeats)
+    threads = Eager(many).workers
+    pairs = [(slot := Slot(many.kit), first_step(many, slot, c)) for c in range(clients)]
+    whole = Slot(bound.kit)
+    one = first_step(bound, whole, 0)
     run_step(*pairs[0])
 
     def side_by_side(workers: int) -> None:
@@ -89,13 +90,13 @@ def measure(model: str, clients: int, batch: int, device: str, repeats: int) -> 
     }
 
 
-def on_cuda(world: World, bound_world: World, plain_world: World, repeats: int) -> dict[str, float | None]:
-    clients = world.options.clients
-    plain = [(slot := Slot(plain_world), first_step(plain_world, slot, c)) for c in range(clients)]
-    slots = [CapturedSlot(world, torch.cuda.Stream()) for _ in range(clients)]
-    steps = [first_step(world, s.slot, c) for c, s in enumerate(slots)]
-    whole = CapturedSlot(bound_world, torch.cuda.Stream())
-    one = first_step(bound_world, whole.slot, 0)
+def on_cuda(many: Simulation, bound: Simulation, torchs: Simulation, repeats: int) -> dict[str, float | None]:
+    clients = many.kit.options.clients
+    plain = [(slot := Slot(torchs.kit), first_step(torchs, slot, c)) for c in range(clients)]
+    slots = [CapturedSlot(many.kit, torch.cuda.Stream()) for _ in range(clients)]
+    steps = [first_step(many, s.slot, c) for c, s in enumerate(slots)]
+    whole = CapturedSlot(bound.kit, torch.cuda.Stream())
+    one = first_step(bound, whole.slot, 0)
     torch.cuda.synchronize()
 
     def make(slot: CapturedSlot, step: Step) -> None:

@@ -66,7 +66,7 @@ def one(method: str, clients: int, rounds: int, tiny: bool, device: str) -> dict
     times = [r["seconds"]["round"] for r in rows[2:-1]]  # graphs are captured first, the test set comes last
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     found = {"method": method, "clients": clients, "round": statistics.median(times), "fastest": min(times), "cpu": worked / rounds, "start": ready, "peak": peak, "kept": kept}
-    if at_work.world.device.type == "cuda":
+    if at_work.kit.device.type == "cuda":
         found["device_peak"] = torch.cuda.max_memory_allocated()
     return found
 

@@ -204,6 +204,7 @@ class Config(Section):
     device: str = key("auto", "cpu, cuda, cuda:N, or auto")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = key("auto", "auto: bf16 on CUDA, fp32 on CPU")
     slots: int | Literal["auto"] = key("auto", "parties that train at once")
+    backend: Literal["auto", "debug"] = key("auto", "how parties' work is done; debug: one after the other, with what hooks give and what steps make looked at")
     capture: bool = key(True, "replay captured steps and predictions on CUDA")
     compile: bool = key(False, "torch.compile the models' passes, in place of our kernels for norm and ReLU; the first rounds wait for it")
     fused: bool = key(True, "norm with ReLU, and the optimiser, in kernels of our own on CUDA; false: torch's")

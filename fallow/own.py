@@ -51,6 +51,13 @@ class Code:
         return hashlib.sha256("".join(f"{name}\0{about[name]}\n" for name in sorted(about)).encode()).hexdigest()
 
 
+def line(error: BaseException, code: Code) -> str:
+    """Where in one's own files an error arose, to stand before it; nothing if it did not."""
+    files = {str(code.root / name) for name in code.files}
+    found = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
+    return f"line {found[-1].lineno} of {Path(found[-1].filename).name}: " if found else ""
+
+
 # -- finding -----------------------------------------------------------------------------------------------------------
 def find(name: str, what: str) -> Code:
     """The code that a name stands for, not yet run; `what` is it: a method, a model."""

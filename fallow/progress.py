@@ -90,7 +90,7 @@ class _Clients(ProgressColumn):
     def render(self, task: Task) -> Text:
         run = self.bar.run
         alone = run is not None and ranks.count() == 1  # another rank's clients are not counted here
-        return Text(f"{run.world.finished}/{run.options.active_count} clients" if alone else "")
+        return Text(f"{run.kit.finished}/{run.options.active_count} clients" if alone else "")
 
 
 class Files:
@@ -125,7 +125,7 @@ def headline(run: Any) -> str:
     unlabelled = sum(len(c.unlabelled) for c in f.clients)
     return (
         f"{o.method} on {o.data}: {o.clients} clients ({o.active_count} a round), {labelled} labelled and "
-        f"{unlabelled} unlabelled images, {o.model} on {run.world.device}; run {run.folder.path}"
+        f"{unlabelled} unlabelled images, {o.model} on {run.kit.device}; run {run.folder.path}"
     )
 
 

@@ -35,6 +35,13 @@ class Dropping(Linear):
         return super().forward(F.dropout(x, 0.8, self.training))
 
 
+class Halving(Linear):
+    """Asks for its mode, and draws nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * 0.2 if self.training else x)
+
+
 class Buffered(Linear):
     """Has a floating buffer that is no batch norm's."""
 

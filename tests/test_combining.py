@@ -109,7 +109,7 @@ def test_a_kept_labeller_by_hand(name: str, threshold: float, tmp_path: Path) ->
     keys = {"labels": "clients", "clients": 1, "active": 1, "steps": 1, "rounds": 2, "norm": "gn", "threshold": threshold}
     keys |= {"labeller": "local-ema", "labeller_ema": 0.2, "labeller_decay": 0.6, "lr": 0.2, "server_momentum": 0.0, "groups": 1}
     f = federated(tmp_path, name, **keys)
-    v = received = parameters(f.world.initial())
+    v = received = parameters(f.kit.initial())
     for number in range(2):
         f.round(number)
         w = parameters(f.server.model)
@@ -142,14 +142,14 @@ def test_a_prior_that_follows_its_batches(gamma: float, batch: int | str, tmp_pa
     f.server.draw(0)
     for outcome in f.clients.train(f._requests())[0]:
         assert outcome.update is not None
-        n = len(f.world.federation.clients[outcome.party].unlabelled)
-        slot = Slot(f.world)
-        party = Party(f.world, slot, Job(outcome.party, 0, {"model": f.server.model}))
+        n = len(f.simulation.federation.clients[outcome.party].unlabelled)
+        slot = Slot(f.kit)
+        party = Party(f.simulation.site(outcome.party), slot, Job(outcome.party, 0, {"model": f.server.model}))
         slot.load({"model": f.server.model}, {}, 0.0)
         begin_calls(slot, party.key("begin"))
         found = f.method.begin(party)
         prior, pace = party.prior.double(), 0.0
-        for step in feed.steps(f.world, f.method.plan(party, found), party.key("plan"), lambda *a: {}):
+        for step in feed.steps(party.site, f.method.plan(party, found), party.key("plan"), lambda *a: {}):
             u = step.batch().u
             with torch.no_grad():
                 p = party.model(u.weak, stats="running").softmax(1).double().mean(0)
@@ -220,13 +220,13 @@ def test_priors_are_those_of_the_received_model(name: str, tmp_path: Path) -> No
     f = federated(tmp_path, name, average="dma", norm="gn")
     f.server.draw(0)
     requests = f._requests()
-    net, w = f.world.net(), f.world
+    net, w = f.kit.net(), f.simulation
     net.load(f.server.model)
     for outcome in f.clients.train(requests)[0]:
         u = w.federation.clients[outcome.party].unlabelled
-        keys = draws.bits(w.key("party", 0, outcome.party, "predict", "weak", 1), torch.arange(len(u)))
+        keys = draws.bits(w.kit.key("party", 0, outcome.party, "predict", "weak", 1), torch.arange(len(u)))
         with torch.no_grad():
-            want = net(w.view("weak", u, keys), stats="running").softmax(1).mean(0)
+            want = net(w.site(outcome.party).view("weak", u, keys), stats="running").softmax(1).mean(0)
         torch.testing.assert_close(outcome.update["prior"], want, atol=1e-5, rtol=0)
 
 

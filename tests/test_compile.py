@@ -13,7 +13,7 @@ from test_methods import settings
 import fallow
 from fallow import models
 from fallow.engine import nets
-from fallow.engine.world import World
+from fallow.engine.simulation import Simulation
 from fallow.errors import UserError
 from fallow.methods.base import Net
 from fallow.runs import prepare
@@ -41,8 +41,8 @@ def test_compiled_passes_are_the_same_for_every_net(half: bool, monkeypatch: pyt
     autocast = (lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False)) if half else None
     for seed in (0, 1):
         torch.manual_seed(seed)
-        plain = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"), "average", autocast)
-        own = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"), "average", autocast)
+        plain = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"), autocast=autocast)
+        own = nets.NetHandle(models.build("small-cnn", 10, 3, norm="bn", size=16), torch.device("cpu"), autocast=autocast)
         own.load(plain.flat.clone())
         own.compile = True
         for a, b in zip(two_passes(plain, x), two_passes(own, x), strict=True):
@@ -86,10 +86,10 @@ def test_a_compiled_run_learns_alike(tmp_path: Path) -> None:
 
 def test_what_is_differentiated_twice_is_not_compiled() -> None:
     method, options, source, federation = prepare(None, settings("feddure", "clients", compile=True))
-    world = World(options, method(options, len(source.classes)), source, federation)
-    assert world.net().compile and not world.net().modes.fused
-    assert not world.net(Net(autocast=False)).compile and world.net(Net(autocast=False)).modes.fused
-    assert {n: world.net(s).compile for n, s in world.held.items() if isinstance(s, Net)} == {"model": True, "creg": False, "freg": False}
+    kit = Simulation(options, method(options, len(source.classes)), source, federation).kit
+    assert kit.net().compile and not kit.net().modes.fused
+    assert not kit.net(Net(autocast=False)).compile and kit.net(Net(autocast=False)).modes.fused
+    assert {n: kit.net(s).compile for n, s in kit.held.items() if isinstance(s, Net)} == {"model": True, "creg": False, "freg": False}
 
 
 def test_says_what_torch_could_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:

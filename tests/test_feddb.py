@@ -20,8 +20,8 @@ from fallow.engine.keep import Keep
 from fallow.engine.party import Job, Party
 from fallow.engine.round import Federated
 from fallow.engine.server import Server
+from fallow.engine.simulation import Simulation
 from fallow.engine.slot import Slot
-from fallow.engine.world import World
 from fallow.methods import feddb
 from fallow.methods.base import Update, Updates
 from fallow.methods.feddb import FedDB
@@ -40,8 +40,8 @@ SMALL = {
 
 def federated(tmp: Path, **keys: Any) -> Federated:
     method, options, source, federation = prepare(None, SMALL | {"method": "feddb"} | keys)
-    world = World(options, method(options, len(source.classes)), source, federation)
-    return Federated(world, Eager(world), Keep(tmp, 1e9, world.layouts(), CPU))
+    simulation = Simulation(options, method(options, len(source.classes)), source, federation)
+    return Federated(simulation, Eager(simulation), Keep(tmp, 1e9, simulation.kit.layouts(), CPU))
 
 
 def rounds(f: Federated, n: int = 2) -> list[dict[str, Any]]:
@@ -50,10 +50,10 @@ def rounds(f: Federated, n: int = 2) -> list[dict[str, Any]]:
 
 def begun(f: Federated) -> tuple[Slot, Party, dict[str, np.ndarray]]:
     """Client 0 in a slot at the start of round 0, and what `begin` found."""
-    slot = Slot(f.world)
+    slot = Slot(f.kit)
     slot.load({"model": f.server.model}, {}, 0.0)
     slot.lr["model"].fill_(0.03)
-    party = Party(f.world, slot, Job(0, 0, {"model": f.server.model}))
+    party = Party(f.simulation.site(0), slot, Job(0, 0, {"model": f.server.model}))
     return slot, party, {k: v.numpy() for k, v in f.method.begin(party).items()}
 
 
@@ -141,7 +141,7 @@ def test_mean_prediction_is_that_of_the_net_before_the_step(tmp_path: Path, over
     f = federated(tmp_path, threshold=0.12, epochs=1, app_u_over=over)
     slot, party, found = begun(f)
     plan = f.method.plan(party, found)
-    b = next(iter(steps(f.world, plan, party.key("plan"), lambda *a: {}))).batch()
+    b = next(iter(steps(party.site, plan, party.key("plan"), lambda *a: {}))).batch()
     part = b.u if over == "accepted" else b.every
     net = models.build("small-cnn", 10, 1, norm="bn", size=8)
     net.load_state_dict(f.server.model.tensors(), strict=False)
@@ -220,7 +220,7 @@ def test_the_pass_over_all_is_made_in_batches(tmp_path: Path, size: int) -> None
     party._predictions = 0  # the same views again
     assert torch.equal(party.prior, mean_prediction(party.predict(party.model, party.unlabelled, "weak", batch=size)))
     plan = f.method.plan(party, found)
-    b = next(iter(steps(f.world, plan, party.key("plan"), lambda *a: {}))).batch()
+    b = next(iter(steps(party.site, plan, party.key("plan"), lambda *a: {}))).batch()
     n = len(party.unlabelled)
     weak = b.every.weak if b.every.rows is None else b.every.weak[b.every.rows]
     assert n > 500 and len(weak) == n and b.every.index[:n].tolist() == list(range(n))
@@ -241,7 +241,7 @@ def test_steps_equal_plain_torch(tmp_path: Path, passes: str) -> None:
     f = federated(tmp_path, threshold=0.12, weight_decay=5e-4, clip=1.0, weight=0.7, passes=passes)
     slot, party, found = begun(f)
     assert 0 < found["sure"].mean() < 1
-    made = [s.batch() for s in steps(f.world, f.method.plan(party, found), party.key("plan"), lambda *a: {})]
+    made = [s.batch() for s in steps(party.site, f.method.plan(party, found), party.key("plan"), lambda *a: {})]
     assert len(made) == 3
     net = models.build("small-cnn", 10, 1, norm="bn", size=8)
     net.load_state_dict(f.server.model.tensors(), strict=False)
@@ -275,7 +275,7 @@ def test_a_step_in_pieces_equals_plain_torch(tmp_path: Path, chunk: int) -> None
     f = federated(tmp_path, threshold=0.12, weight_decay=5e-4, clip=1.0, weight=0.7, full_batch_chunk=chunk)
     slot, party, found = begun(f)
     plan = f.method.plan(party, found)
-    made = [s.batch() for s in steps(f.world, plan, party.key("plan"), lambda *a: {})]
+    made = [s.batch() for s in steps(party.site, plan, party.key("plan"), lambda *a: {})]
     n = int(found["sure"].sum())
     count = -(-n // chunk)
     large, few = divmod(n, count)
@@ -308,11 +308,11 @@ def test_a_step_in_pieces_equals_plain_torch(tmp_path: Path, chunk: int) -> None
 def test_the_released_index_alias(tmp_path: Path) -> None:
     """Trap T1, by hand: positions in the labelled set (class by class) are looked up in the unlabelled one (file order)."""
     f, g = (federated(tmp_path / str(how), labelled_as_unlabelled=how) for how in ("alias", True))
-    labels, clients = f.world.labels, f.world.federation.clients
+    labels, clients = f.simulation.labels, f.simulation.federation.clients
     own = np.concatenate([c.labelled for c in clients])
     rest, classes = np.setdiff1d(np.arange(len(labels)), own), np.sort(labels[own])
     seen: list[int] = []
-    for c, d in zip(clients, g.world.federation.clients):
+    for c, d in zip(clients, g.simulation.federation.clients):
         n = len(c.labelled)
         assert np.array_equal(c.labelled, d.labelled) and np.array_equal(c.unlabelled[n:], d.unlabelled[n:])
         front = c.unlabelled[:n]
@@ -321,7 +321,7 @@ def test_the_released_index_alias(tmp_path: Path) -> None:
         assert classes[places].tolist() == labels[c.labelled].tolist(), "each at a labelled sample's place"
         seen += places.tolist()
     assert sorted(seen) == list(range(len(own)))
-    shown = table(f.world.federation, labels, [str(k) for k in range(10)]).rows
+    shown = table(f.simulation.federation, labels, [str(k) for k in range(10)]).rows
     for c, row in zip(clients, shown):  # both sides count: the labelled ones are not among the unlabelled
         counts = np.bincount(labels[np.concatenate([c.labelled, c.unlabelled])], minlength=10)
         assert row["share"] == pytest.approx(counts.max() / counts.sum(), abs=1e-4)
@@ -345,7 +345,7 @@ def test_inference_batches() -> None:
 def test_shuffled_order_answers_in_stored_order(tmp_path: Path) -> None:
     f = federated(tmp_path, app_u_order="shuffled", unlabelled_ratio=1.0, clients=2)
     party = SimpleNamespace(
-        unlabelled=Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model})).unlabelled,
+        unlabelled=Party(f.simulation.site(0), Slot(f.kit), Job(0, 0, {"model": f.server.model})).unlabelled,
         model=None, rng=lambda _: np.random.default_rng(1), seen=[],
     )  # fmt: skip
 
@@ -399,7 +399,7 @@ def test_nothing_accepted_is_fedavg(tmp_path: Path) -> None:
     rounds(f), rounds(g)
     assert torch.equal(parameters(f), parameters(g))
     h = federated(tmp_path / "c", threshold=1.1, average="dma")
-    party = Party(h.world, Slot(h.world), Job(0, 0, {"model": h.server.model}))
+    party = Party(h.simulation.site(0), Slot(h.kit), Job(0, 0, {"model": h.server.model}))
     party.slot.load({"model": h.server.model}, {}, 0.0)
     h.method.begin(party)
     sent = next(o.update for o in outcomes(h) if o.party == 0)
@@ -462,7 +462,7 @@ def test_server_momentum() -> None:
 
 def test_who_holds_what(tmp_path: Path) -> None:
     """15.11.10: a client's unlabelled set is its own unlabelled and labelled samples, labelled ones first."""
-    f = federated(tmp_path, unlabelled_ratio=1.0, partition="dirichlet-capped:0.3,min_size=1").world.federation
+    f = federated(tmp_path, unlabelled_ratio=1.0, partition="dirichlet-capped:0.3,min_size=1").simulation.federation
     seen = np.concatenate([c.unlabelled for c in f.clients])
     assert len(np.unique(seen)) == len(seen)
     assert all(np.array_equal(c.unlabelled[: len(c.labelled)], c.labelled) for c in f.clients)

@@ -620,10 +620,10 @@ def at_work(tmp_path, **keys):
 def test_freg_stays_with_its_client_and_nothing_else_travels(tmp_path):
     run = at_work(tmp_path, rounds=3)
     federated, seen = run.federated, []
-    merge = type(run.world.method).merge
-    run.world.method.__dict__["merge"] = lambda server, updates: (
+    merge = type(run.kit.method).merge
+    run.kit.method.__dict__["merge"] = lambda server, updates: (
         seen.extend(updates),
-        merge(run.world.method, server, updates),
+        merge(run.kit.method, server, updates),
     )[1]
     known = {}
     for number in range(3):
@@ -639,7 +639,7 @@ def test_freg_stays_with_its_client_and_nothing_else_travels(tmp_path):
     for update in seen:
         assert list(update) == ["model"] and set(update["model"].tensors()) == set(model.state_dict())
     first = {
-        c: federated.world.fresh("freg", federated.world.key("random", "freg", c)).groups["parameters"] for c in known
+        c: federated.kit.fresh("freg", federated.kit.key("random", "freg", c)).groups["parameters"] for c in known
     }
     assert all(not torch.equal(a, b) for c, a in first.items() for e, b in first.items() if c != e)
     assert all(not torch.equal(first[c], known[c].groups["parameters"]) for c in known)
@@ -649,12 +649,12 @@ def test_freg_stays_with_its_client_and_nothing_else_travels(tmp_path):
 def test_where_freg_starts_and_its_own_rate(tmp_path, init):
     """14.1: F-reg's first weights are a client's own draw, or one for all; `freg_lr` is F-reg's alone."""
     run = at_work(tmp_path, active=3, freg_init=init, freg_lr=1e-12)
-    federated, world = run.federated, run.world
+    federated, kit = run.federated, run.kit
     start = federated.server.model.groups["parameters"].clone()
     federated.round(0)
     found = {c: federated.keep.read(c)["freg"].groups["parameters"] for c in federated.server.active}
     for client, w in found.items():
-        own = world.initial("freg") if init == "shared" else world.fresh("freg", world.key("random", "freg", client))
+        own = kit.initial("freg") if init == "shared" else kit.fresh("freg", kit.key("random", "freg", client))
         assert torch.allclose(w, own.groups["parameters"], atol=1e-9)
     values = list(found.values())
     assert len(values) == 3 and torch.allclose(values[0], values[1], atol=1e-9) == (init == "shared")
@@ -665,7 +665,7 @@ def test_a_round_starts_with_both_nets_at_the_received_model_and_new_optimisers(
     """14.12.7, 14.1: phi == theta == theta_g, in later rounds too; no moments of C-reg or F-reg outlive a round."""
     run = at_work(tmp_path, rounds=3, optimizer_state="keep")
     f, seen = run.federated, []
-    method, step = run.world.method, FedDure.step
+    method, step = run.kit.method, FedDure.step
 
     def looking(s, b):
         moments = [t for n in ("creg", "freg") for t in s.optimizers[n].tensors.values()]
@@ -704,13 +704,13 @@ def test_one_client_is_the_mean_and_options_reach_the_nets(tmp_path):
         tmp_path, active=1, freg_state="round", freg_hidden=100, freg_lr=1e-3, reading="released", loop="regulators"
     )
     seen = []
-    end = type(run.world.method).end
-    run.world.method.__dict__["end"] = lambda party: (seen.append(end(run.world.method, party)), seen[-1])[1]
+    end = type(run.kit.method).end
+    run.kit.method.__dict__["end"] = lambda party: (seen.append(end(run.kit.method, party)), seen[-1])[1]
     run.federated.round(0)
     model = seen[0]["model"]
     assert all(torch.equal(model.groups[g], run.federated.server.model.groups[g]) for g in model.groups)
     assert not run.federated.keep.version  # F-reg is new every round
-    assert sum(e.numel for e in run.world.layouts()["freg"].entries) == 10 * 100 + 100 + 100 + 1
+    assert sum(e.numel for e in run.kit.layouts()["freg"].entries) == 10 * 100 + 100 + 100 + 1
 
 
 def test_the_released_reading_learns_at_its_own_rates(tmp_path):
@@ -718,11 +718,11 @@ def test_the_released_reading_learns_at_its_own_rates(tmp_path):
     o = run.options
     assert (o.loop, o.reward_sign, o.lr, o.steps, o.epochs) == ("meta-pseudo", "new-minus-old", 6e-4, 5, None)
     rewards = []
-    method = run.world.method
+    method = run.kit.method
     reward = type(method).reward
     method.__dict__["reward"] = lambda s, b, loss: (rewards.append(reward(method, s, b, loss)), rewards[-1])[1]
     row = run.federated.round(0)
-    assert row["clients"] == 2 and set(run.world.held) == {"model", "creg"}
+    assert row["clients"] == 2 and set(run.kit.held) == {"model", "creg"}
     assert len(rewards) == 10
     for client in (rewards[:5], rewards[5:]):  # C-reg's rate is 0 in its first two steps
         assert client[0] == client[1] == 0 and all(d != 0 for d in client[2:])

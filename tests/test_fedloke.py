@@ -361,8 +361,8 @@ def test_the_first_round_does_not_depend_on_unlabelled_pixels(tmp_path):
     for name, blank in (("a", False), ("b", True)):
         fed = federated(tmp_path / name, norm="bn", active=1)
         if blank:
-            rows = np.concatenate([c.unlabelled for c in fed.world.federation.clients])
-            fed.world.images[torch.from_numpy(rows)] = 7
+            rows = np.concatenate([c.unlabelled for c in fed.simulation.federation.clients])
+            fed.simulation.images[torch.from_numpy(rows)] = 7
         fed.round(0)
         ways.append(fed.server.model)
     assert torch.equal(ways[0].groups["parameters"], ways[1].groups["parameters"])
@@ -402,7 +402,7 @@ def test_personal_models_start_where_they_should(tmp_path):
         fed = federated(tmp_path / start, personal_start=start, ema=1.0, steps=1, lr=1e-12, active=2)
         for number in range(2):
             fed.round(number)
-        initial = fed.world.initial()
+        initial = fed.kit.initial()
         first = [fed.keep.read(c)["personal"] for c in fed.server.active]
         close = [torch.allclose(p.groups["parameters"], initial.groups["parameters"], atol=1e-6) for p in first]
         assert all(close) if start != "random" else not any(close)
@@ -441,7 +441,7 @@ def test_late_joiners_start_from_what_the_option_says(tmp_path):
     """12.1: a client first drawn in a later round has the initial personal model, or starts from the model it gets."""
     for start in ("initial", "received"):
         fed = federated(tmp_path / start, personal_start=start, ema=1.0, lr=0.1, clip_value=None, active=1, norm="gn", rounds=8)
-        begins, begin, method = {}, FedLoKe.begin, fed.world.method
+        begins, begin, method = {}, FedLoKe.begin, fed.kit.method
 
         def begun(party, begins=begins, begin=begin, method=method):
             found = begin(method, party)
@@ -454,8 +454,8 @@ def test_late_joiners_start_from_what_the_option_says(tmp_path):
         late = [(own, received) for own, received, number in begins.values() if number]
         assert late
         for own, received in late:
-            assert not same(received, fed.world.initial())
-            assert same(own, received if start == "received" else fed.world.initial())
+            assert not same(received, fed.kit.initial())
+            assert same(own, received if start == "received" else fed.kit.initial())
 
 
 @pytest.mark.parametrize("labelling, passes", [("update", 3), ("batch", 2), ("running", 2)])
@@ -479,7 +479,7 @@ def test_labelling_with_running_statistics_is_eval_mode(tmp_path):
             seen.append((b.x.weak, b.u.weak))
             super().step(s, b)
 
-    fed.world.method.__dict__["step"] = lambda s, b: Looking(fed.world.options, 10).step(s, b)
+    fed.kit.method.__dict__["step"] = lambda s, b: Looking(fed.kit.options, 10).step(s, b)
     row = fed.round(0)
     x, u = seen[0]
     with torch.no_grad():
@@ -492,7 +492,7 @@ def test_equal_clients_weigh_the_same_by_either_rule(tmp_path):
     """12.11.9: `uniform` is `num_samples` when sizes are equal."""
     ways = [federated(tmp_path / w, weights=w, norm="bn", active=3) for w in ("uniform", "samples")]
     for fed in ways:
-        assert len({len(c.labelled) + len(c.unlabelled) for c in fed.world.federation.clients}) == 1
+        assert len({len(c.labelled) + len(c.unlabelled) for c in fed.simulation.federation.clients}) == 1
         fed.round(0)
     assert same(ways[0].server.model, ways[1].server.model)
 

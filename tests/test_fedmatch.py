@@ -467,7 +467,7 @@ def test_rounds_equal_plain_torch(tmp_path: Path) -> None:
     net = models.build("small-cnn", 10, 1, norm="none", size=8)
     sigma = {k: v.clone() for k, v in f.server["sigma"].tensors().items()}
     psi = {k: 2.0 * v if v.dim() > 1 else torch.zeros_like(v) for k, v in sigma.items()}
-    probe = (f.server["probe"].double() / 255 - f.world.views.mean[0]) / f.world.views.std[0]
+    probe = (f.server["probe"].double() / 255 - f.kit.views.mean[0]) / f.kit.views.std[0]
     pool: dict[int, Any] = {}
     points: dict[int, np.ndarray] = {}
     kept, helped = [], 0

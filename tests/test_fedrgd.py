@@ -161,11 +161,11 @@ def test_self_training_labels_in_eval_mode_before_the_training_pass(tmp_path):
     assert ((best >= threshold) != (after >= threshold)).any(), "moved statistics would accept others"
     kept = (best >= threshold).float()
     assert 0 < kept.sum() < 24
-    slot = Slot(fed.world)
+    slot = Slot(fed.kit)
     slot.load({"model": fed.server.model}, {}, 0.0)
     slot.lr["model"].fill_(0.1)
     before = {k: w.clone() for k, w in slot.model.weights.items()}
-    method = FedRGD(fed.world.options.model_copy(update={"threshold": threshold}), 10)
+    method = FedRGD(fed.kit.options.model_copy(update={"threshold": threshold}), 10)
     method.step(slot, Batch({"x": Part(None), "u": Part({"weak": weak})}, {}))
     loss = (F.cross_entropy(net.train()(weak), p.argmax(1), reduction="none") * kept).sum() / 24
     loss.backward()
@@ -289,7 +289,7 @@ def test_replicas_train_on_their_own(tmp_path):
     assert same(fed.server.model.only("statistics"), own[0]["model"].only("statistics")), "statistics are the first one's"
     assert not same(*(fed.server[name]["model/optimizer"]["momentum"] for name in ("record", "record/1")))
     row = fed.round(1)
-    assert row["clients"] == len(fed.server.active) == fed.world.finished and math.isfinite(row["loss"])
+    assert row["clients"] == len(fed.server.active) == fed.kit.finished and math.isfinite(row["loss"])
 
 
 def test_replicas_are_not_clients(tmp_path):

@@ -133,7 +133,7 @@ def test_a_client_in_plain_torch(tmp_path, monkeypatch):
     end = FL2.end
     monkeypatch.setattr(FL2, "end", lambda self, party: sent.append(end(self, party)) or sent[-1])
     net = models.build("small-cnn", 10, 1, "bn", 8)
-    net.load_state_dict(f.world.initial().tensors())
+    net.load_state_dict(f.kit.initial().tensors())
     f.round(0)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0625, momentum=0.9, nesterov=True)
     names = [n for n, _ in net.named_parameters()]
@@ -182,7 +182,7 @@ def test_clients_with_labels_train_alone_first(tmp_path):
 def test_unsure_clients_weigh_more(tmp_path):
     f = federated(tmp_path, server_turn="beside", server_momentum=0.0)
     f.server.draw(0)
-    f._with_statistics()
+    f.server["model"] = f.model()
     f.server.sent = f.server.model
     replies, _ = f.clients.train(f._requests(), [])
     updates = f._updates(replies, [])

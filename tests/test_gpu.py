@@ -207,7 +207,7 @@ def test_bf16_weights_cast_in_one_piece_equal_autocast(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module = models.build("wrn-28-2", 10, 3).cuda().to(memory_format=torch.channels_last)
     x = torch.randn(8, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
-    net = NetHandle(models.build("wrn-28-2", 10, 3), torch.device("cuda"), "average", autocast)
+    net = NetHandle(models.build("wrn-28-2", 10, 3), torch.device("cuda"), autocast=autocast)
     net.module.load_state_dict(module.state_dict())
     net.touched()
     net.modes.fused = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def test_a_model_that_all_get_has_its_statistics_made_once(tmp_path: Path) -> No
 
 # -- train and eval mode of own models --------------------------------------------------------------------------------------
 def test_a_model_that_asks_for_its_mode_is_tested_in_eval_mode(tmp_path: Path) -> None:
-    keys = TINY | {"method": "fedavg", "labels": "clients", "model": f"{HERE / 'linear.py'}:Dropping", "lr": 0.1, "eval_batch": 60}
+    keys = TINY | {"method": "fedavg", "labels": "clients", "model": f"{HERE / 'linear.py'}:Halving", "lr": 0.1, "eval_batch": 60}
     result = fallow.run(out=tmp_path, **keys | {"rounds": 1, "steps": 20})
     source = few_digits()
     with torch.no_grad():
@@ -67,12 +68,17 @@ def test_a_model_that_asks_for_its_mode_is_tested_in_eval_mode(tmp_path: Path) -
     assert result.metrics[0]["test_loss"] == pytest.approx(float(loss), abs=1e-5)
 
 
-def test_a_model_whose_draws_nobody_can_repeat_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_whose_draws_nobody_can_repeat_is_refused_by_name(tmp_path: Path) -> None:
     for name in ("Dropping", "Buffered", "Keyed"):
-        keys = TINY | {"method": "fedavg", "labels": "clients", "rounds": 1, "model": f"{HERE / 'linear.py'}:{name}"}
-        fallow.run(out=tmp_path, quiet=True, **keys)
-        told = f"warning: the model {keys['model']} draws random numbers that are torch's own, so this run cannot be repeated or resumed exactly"
-        assert capsys.readouterr().err == (f"{told}; nn.Dropout can, F.dropout and torch.rand cannot\n" if name == "Dropping" else "")
+        keys = TINY | {"method": "fedavg", "labels": "clients", "rounds": 1, "model": f"{HERE / 'linear.py'}:{name}", "quiet": True}
+        if name != "Dropping":
+            fallow.run(out=tmp_path, **keys)
+            continue
+        with pytest.raises(UserError) as error:
+            fallow.run(out=tmp_path, **keys)
+        told = f"the model {keys['model']} draws random numbers that are torch's own, so its runs could be neither repeated nor resumed exactly"
+        assert str(error.value) == f"{told}; use nn.Dropout, which is keyed, in place of F.dropout and torch.rand."
+        assert not list(tmp_path.iterdir())
 
 
 def test_each_pass_sets_the_mode() -> None:
@@ -99,9 +105,9 @@ def test_a_buffer_that_is_no_batch_norms(keys: dict[str, str], tmp_path: Path) -
 # -- plans -------------------------------------------------------------------------------------------------------------------
 def planned(path: Path, **columns: Any) -> list[feed.Step]:
     f = set_up(path, method="fedavg", labels="clients", epochs=1)
-    party = Party(f.world, Slot(f.world), Job(0, 0, {"model": f.server.model}))
+    party = Party(f.simulation.site(0), Slot(f.kit), Job(0, 0, {"model": f.server.model}))
     plan = Plan(x=party.labelled.batches(2, "labelled", epochs=1), **columns)  # five samples: three steps
-    return list(feed.steps(f.world, plan, 1, lambda *a: numbers(f.world, party, *a)))
+    return list(feed.steps(party.site, plan, 1, partial(numbers, party)))
 
 
 def test_a_column_may_be_called_key(tmp_path: Path) -> None:
@@ -137,9 +143,9 @@ def test_no_measure_of_work(method: str) -> None:
 def test_steps_that_match_the_unlabelled_set(keys: dict[str, Any], steps: list[int], tmp_path: Path) -> None:
     """Two clients with 5 and 3 labelled, 7 and 5 unlabelled samples; a full batch is the labelled set, or all of it."""
     f = set_up(tmp_path, method="fixmatch", labels="clients", steps="match-unlabelled", **keys)
-    slot = Slot(f.world)
+    slot = Slot(f.kit)
     assert [(len(a), len(b)) for a, b in HELD] == [(5, 7), (3, 5)]
-    parties = [Party(f.world, slot, Job(k, 0, {"model": f.server.model})) for k in range(2)]
+    parties = [Party(f.simulation.site(k), slot, Job(k, 0, {"model": f.server.model})) for k in range(2)]
     assert [p.steps for p in parties] == steps
     parties[0].labelled = Samples.of(np.zeros(0, np.int64), np.zeros(0, np.int64))
     assert keys["batch"] != "full" or parties[0].steps == 1

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from conftest import TINY, rows, same, weights
 
 import fallow
-from fallow import models
-from fallow.engine import eager
+from fallow import machine, models
 from fallow.engine.pack import pack
 from fallow.engine.party import SERVER
 from fallow.engine.round import Federated
@@ -44,7 +43,7 @@ def module(f: Federated, state: State, norm: str) -> torch.nn.Module:
 
 def images(f: Federated, which: Any) -> torch.Tensor:
     which = torch.as_tensor(which)
-    return f.world.views("plain", f.world.images[which], torch.zeros(len(which), dtype=torch.int64))
+    return f.kit.views("plain", f.simulation.images[which], torch.zeros(len(which), dtype=torch.int64))
 
 
 # -- formulas ------------------------------------------------------------------------------------------------------------
@@ -85,8 +84,8 @@ def test_a_measured_run_is_the_same_run(keys: dict[str, Any], tmp_path: Path, mo
     assert [{k: v for k, v in row.items() if k not in COLUMNS} for row in found] == rows(plain.path)
     assert all(set(row) >= COLUMNS for row in found)
     if keys["method"] == "fixmatch":
-        monkeypatch.setattr(eager, "cores", lambda: 2)
-        monkeypatch.setattr(eager, "_pool", None)
+        monkeypatch.setattr(machine, "cores", lambda: 2)
+        machine.pool.cache_clear()
         same(fallow.run(out=tmp_path, measure=ALL, **keys | {"slots": 2}).path, measured.path)
 
 
@@ -95,7 +94,7 @@ def test_what_the_server_holds_is_the_same(tmp_path: Path) -> None:
     runs = [federated(tmp_path / str(len(m)), measure=m, **WATCHED[2]) for m in ([], ALL)]
     for f in runs:
         f.round(0)
-    (shape, tensors), (other_shape, others) = (pack(f.server.entries, f.world.layouts()) for f in runs)
+    (shape, tensors), (other_shape, others) = (pack(f.server.entries, f.kit.layouts()) for f in runs)
     assert shape == other_shape and all(torch.equal(tensors[k], others[k]) for k in tensors)
 
 
@@ -152,10 +151,10 @@ def test_sixteen_numbers_against_plain_torch(tmp_path: Path) -> None:
     for job in jobs:
         net = module(f, job.message["model"], "gn")
         if job.party == SERVER:
-            mine = f.world.federation.server.labelled
-            loss = F.cross_entropy(net(images(f, mine)), torch.from_numpy(f.world.labels[mine]))
+            mine = f.simulation.federation.server.labelled
+            loss = F.cross_entropy(net(images(f, mine)), torch.from_numpy(f.simulation.labels[mine]))
         else:
-            z = net(images(f, f.world.federation.clients[job.party].unlabelled))
+            z = net(images(f, f.simulation.federation.clients[job.party].unlabelled))
             confidence, label = z.detach().softmax(1).max(1)
             loss = (F.cross_entropy(z, label, reduction="none") * (confidence >= 0.11)).mean()
         gradients[job.party] = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters()))))
@@ -180,7 +179,7 @@ def test_sixteen_numbers_against_plain_torch(tmp_path: Path) -> None:
         found = other.round(1)["diversity"]
         assert {k: found[k] for k in expected} == {k: pytest.approx(v, rel=1e-3) for k, v in expected.items()}
         assert change[0] != "diversity_scope" or len(found) == 8
-    classes = [torch.bincount(f.world.truth[torch.from_numpy(c.unlabelled)], minlength=10).double() for c in f.world.federation.clients]
+    classes = [torch.bincount(f.simulation.truth[torch.from_numpy(c.unlabelled)], minlength=10).double() for c in f.simulation.federation.clients]
     mixes = [c / c.sum() for c in classes]
     pairs = [(a - b).abs().sum().item() / 2 for i, a in enumerate(mixes) for b in mixes[:i]]
     assert row["R"] == pytest.approx(sum(pairs) / len(pairs))
@@ -203,15 +202,15 @@ def test_prior_bias_against_plain_torch(tmp_path: Path) -> None:
     f.server.sent = f.server.model
     ends = {o.party: o.update["model"] for o in f.clients.train(f._requests())[0]}
     row = f.round(0)
-    test, truth = f.world.views("plain", f.world.test_images, torch.zeros(60, dtype=torch.int64)), f.world.test_labels
+    test, truth = f.kit.views("plain", f.simulation.test_images, torch.zeros(60, dtype=torch.int64)), f.simulation.test_labels
 
     def found(state: State, client: int) -> tuple[list[float], dict[str, float]]:
-        net, holding = module(f, state, "gn"), f.world.federation.clients[client]
+        net, holding = module(f, state, "gn"), f.simulation.federation.clients[client]
         with torch.no_grad():
             label, appu = net(test).argmax(1), net(images(f, holding.unlabelled)).softmax(1).mean(0).double()
         accuracy = [float((label[truth == k] == k).double().mean()) for k in range(10)]
         b = torch.tensor(accuracy, dtype=torch.float64) / sum(accuracy)
-        labelled = torch.bincount(torch.from_numpy(f.world.labels[holding.labelled]), minlength=10).double()
+        labelled = torch.bincount(torch.from_numpy(f.simulation.labels[holding.labelled]), minlength=10).double()
         return accuracy, {n: _js(b, q / q.sum()) for n, q in (("bias", torch.ones(10).double()), ("labels", labelled), ("appu", appu))}
 
     def _js(p: torch.Tensor, q: torch.Tensor) -> float:
@@ -235,9 +234,9 @@ def test_local_and_global_labels_against_plain_torch(tmp_path: Path) -> None:
     f = federated(tmp_path, method="fedloke", norm="bn", measure=["labels"], active=2, ema=0.9, steps=6, lr=0.1, clip_value=None)
     row = f.round(0)
     local, whole = [], []
-    for client, holding in enumerate(f.world.federation.clients):
-        truth = f.world.truth[torch.from_numpy(holding.unlabelled)]
-        own = f.keep.read(client).get("personal", f.world.initial())
+    for client, holding in enumerate(f.simulation.federation.clients):
+        truth = f.simulation.truth[torch.from_numpy(holding.unlabelled)]
+        own = f.keep.read(client).get("personal", f.kit.initial())
         for state, out in ((own, local), (f.server.model, whole)):
             with torch.no_grad():
                 label = module(f, state, "bn")(images(f, holding.unlabelled)).argmax(1)

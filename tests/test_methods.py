@@ -13,12 +13,14 @@ import torch
 from conftest import TINY, few_digits, rows, same, weights
 
 import fallow
+from fallow import machine
 from fallow.data.federate import Federation, Holding
 from fallow.data.readers.parts import Split
 from fallow.engine import eager, party
+from fallow.engine.kit import Kit
 from fallow.engine.round import Federated
+from fallow.engine.simulation import Simulation
 from fallow.engine.strict import NotCapturable, guarded, relaxed, strict
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method, Net
@@ -62,12 +64,12 @@ def reference(name: str, labels: str) -> Path:
 @pytest.fixture
 def capturable(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Puts `begin` and every step under the modes of strict.py; making views is the engine's and stays outside."""
-    made, view = party.run_step, World.view
+    made, view = party.run_step, Kit.view
 
     def step(slot: Any, step: Any) -> None:
         made(slot, dataclasses.replace(step, function=guarded(step.function)))
 
-    def outside(self: World, *args: Any) -> torch.Tensor:
+    def outside(self: Kit, *args: Any) -> torch.Tensor:
         with relaxed():
             return view(self, *args)
 
@@ -75,7 +77,7 @@ def capturable(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(method, "begin", guarded(method.begin, copies=True))  # type: ignore[attr-defined]
 
     monkeypatch.setattr(eager, "run_step", step)
-    monkeypatch.setattr(World, "view", outside)
+    monkeypatch.setattr(Kit, "view", outside)
     return guard
 
 
@@ -139,16 +141,16 @@ def test_resumed_is_run_through(name: str, labels: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_ten_slots_are_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "cores", lambda: 10)
-    monkeypatch.setattr(eager, "_pool", None)
+    monkeypatch.setattr(machine, "cores", lambda: 10)
+    machine.pool.cache_clear()
     for labels in sorted(find(name).scenarios)[:2]:
         same(fallow.run(out=tmp_path, **settings(name, labels, slots=10)).path, reference(name, labels))
 
 
 def test_fewer_slots_than_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two slots on a machine of four cores: the pool's other threads wait for a slot."""
-    monkeypatch.setattr(eager, "cores", lambda: 4)
-    monkeypatch.setattr(eager, "_pool", None)
+    monkeypatch.setattr(machine, "cores", lambda: 4)
+    machine.pool.cache_clear()
     keys = settings("fedavg", "clients", clients=6, active=6)
     same(fallow.run(out=tmp_path, **keys | {"slots": 2}).path, fallow.run(out=tmp_path, **keys).path)
 
@@ -166,7 +168,7 @@ def test_kept_on_disk_is_kept_in_memory(name: str, tmp_path: Path) -> None:
 # -- 17.1: merging -----------------------------------------------------------------------------------------------------
 def clients_work(f: Federated) -> tuple[list[Any], list[Any]]:
     f.server.draw(0)
-    f._with_statistics()
+    f.server["model"] = f.model()
     f.server.sent = f.server.model
     return f.clients.train(f._requests(), f._beside(f.o.server_turn if f.server_trains else ""))
 
@@ -269,12 +271,12 @@ def test_bytes_are_those_of_what_travels(name: str, labels: str, tmp_path: Path)
             return update
 
     at_work = run_with(tmp_path, name, labels, optimizer_state="reset")
-    world = World(at_work.options, Watched(at_work.options, 10), at_work.source, at_work.federation)
-    f = Federated(world, eager.Eager(world), at_work.federated.keep)
+    simulation = Simulation(at_work.options, Watched(at_work.options, 10), at_work.source, at_work.federation)
+    f = Federated(simulation, eager.Eager(simulation), at_work.federated.keep)
     row = f.round(0)
     assert row["bytes_down"] == nbytes(down) > 0
     assert row["bytes_up"] == nbytes(up)
-    personal = {n for n, thing in world.held.items() if thing.keep}
+    personal = {n for n, thing in f.kit.held.items() if thing.keep}
     assert not any(personal & set(message) for message in down + up)
 
 
@@ -371,7 +373,7 @@ def test_supervised_without_unlabelled_data_is_fedavg(tmp_path: Path) -> None:  
 
 def test_a_round_without_labels_changes_nothing(tmp_path: Path) -> None:  # 6.2
     at_work = run_with(tmp_path, "fedavg", "some", labelled_clients=1, active=1, rounds=8).federated
-    held = [len(c.labelled) > 0 for c in at_work.world.federation.clients]
+    held = [len(c.labelled) > 0 for c in at_work.simulation.federation.clients]
     for number in range(8):
         before = at_work.server.model.groups["parameters"].clone()
         row = at_work.round(number)

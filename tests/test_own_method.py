@@ -11,7 +11,7 @@ import yaml
 from conftest import HERE, TINY, rows, same
 
 import fallow
-from fallow.engine import eager
+from fallow import machine
 from fallow.engine.strict import guarded
 from fallow.methods import find
 
@@ -59,8 +59,8 @@ def test_its_key_matters_and_mistakes_are_told(tmp_path: Path, fallow_cli: Any) 
 
 
 def test_it_could_be_captured_and_runs_in_slots(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(eager, "cores", lambda: 2)
-    monkeypatch.setattr(eager, "_pool", None)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    machine.pool.cache_clear()
     name = f"{EXAMPLE}:MyMethod"
     kind = find(name)
     keys = TINY | {"method": name, "labels": "some"}

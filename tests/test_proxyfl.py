@@ -125,11 +125,11 @@ def test_a_round_in_plain_torch(reading, tau, tmp_path, monkeypatch):
     monkeypatch.setattr(ProxyFL, "step", lambda self, s, b: (seen.append((b.x.labelled, b.x.y, b.u.weak, b.u.strong, b.counted.item())), step(self, s, b))[1])
     net, teacher = (models.build("small-cnn", 10, 1, "bn", 8) for _ in range(2))
     for one in (net, teacher.eval()):
-        one.load_state_dict(f.world.initial().tensors())
+        one.load_state_dict(f.kit.initial().tensors())
     own, paper = reading == "recommended", reading == "paper"
     first, second = torch.nn.Linear(128, 128), torch.nn.Linear(128, 128, bias=False)
     if own:
-        w = f.world.initial("heads").tensors()
+        w = f.kit.initial("heads").tensors()
         first.load_state_dict({"weight": w["features.weight"], "bias": w["features.bias"]})
         second.load_state_dict({"weight": w["proxies.weight"]})
     f.round(0)
@@ -198,7 +198,7 @@ def test_without_contrast_and_tuning_it_is_sage_that_trusts_the_received_model(t
         f.round(0)
         found.append(f)
     one, other = (g.server.model.groups["parameters"] for g in found)
-    assert torch.allclose(one, other, atol=1e-5) and not torch.allclose(one, found[0].world.initial().groups["parameters"], atol=1e-3)
+    assert torch.allclose(one, other, atol=1e-5) and not torch.allclose(one, found[0].kit.initial().groups["parameters"], atol=1e-3)
     prior = found[0].server["prior"]
     assert prior.sum().item() == pytest.approx(1, abs=1e-6) and prior.min() > 0
 
@@ -225,7 +225,7 @@ def test_features_and_logits_of_one_call(tmp_path):
         net = models.build(name, 4, 3).eval()
         z, h = net(torch.randn(2, 3, 16, 16), features=True)
         assert torch.equal(z, net.head(h)) and z.shape == (2, 4)
-    net = f.world.net()
+    net = f.kit.net()
     x = torch.randn(6, 1, 8, 8)
     (z, none, last), (h, absent, _) = net.together_with_features(x[:4], None, x[4:], stats="running")
     assert none is absent is None and torch.equal(torch.cat([z, last]), net(x, stats="running")) and h.shape == (4, 128)

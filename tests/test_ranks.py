@@ -93,7 +93,7 @@ def test_a_mistake_on_another_rank_is_told_as_it_was(tmp_path: Path, monkeypatch
     begun.set_result({1: encoded({"bug": "Traceback\nRuntimeError: CUDA out of memory"}, {})})
     post, f = SimpleNamespace(others=range(1, 2), ask=lambda orders, layouts: begun), set_up(tmp_path)
     monkeypatch.setattr(ranks, "post", lambda: post)
-    f.executor = f.clients.executor = ranks.Ranks(f.world, f.executor, {})
+    f.executor = f.clients.executor = ranks.Ranks(f.simulation, f.executor, {})
     monkeypatch.setattr(f.executor, "shrink", lambda: pytest.fail("this rank has memory"))
     with pytest.raises(ranks.RankFailed, match="on rank 1:\nTraceback\nRuntimeError: CUDA out of memory"):
         f.round(0)

@@ -46,7 +46,7 @@ def test_a_spoilt_capture_leaves_its_memory(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_without_capture_nothing_is_captured(tmp_path: Path) -> None:
     for capture in (True, False):
-        assert set_up(tmp_path / str(capture), capture=capture).world.net().replayed("running").enabled is capture
+        assert set_up(tmp_path / str(capture), capture=capture).kit.net().replayed("running").enabled is capture
 
 
 # -- captured inference --------------------------------------------------------------------------------------------------
@@ -113,10 +113,10 @@ def test_a_prediction_is_read_before_the_next_replay(tmp_path: Path, monkeypatch
     """A captured net answers in one buffer; predictions in several batches are those of the net itself."""
     f = set_up(tmp_path)
     f.server.draw(0)
-    slot = Slot(f.world)
+    slot = Slot(f.kit)
     slot.load({"model": f.server.model}, {}, 0.0)
     job = Job(0, 0, {"model": f.server.model})
-    want = Party(f.world, slot, job).predict(slot.model, Party(f.world, slot, job).unlabelled, batch=3)
+    want = Party(f.simulation.site(0), slot, job).predict(slot.model, Party(f.simulation.site(0), slot, job).unlabelled, batch=3)
     buffer, asked = torch.zeros(3, CLASSES), []
 
     def replayed(stats: str, **keys: Any) -> Any:
@@ -125,7 +125,7 @@ def test_a_prediction_is_read_before_the_next_replay(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(slot.model, "replayed", replayed)
     slot.pool = "pool"
-    party = Party(f.world, slot, job)
+    party = Party(f.simulation.site(0), slot, job)
     assert torch.equal(party.predict(slot.model, party.unlabelled, batch=3), want) and len(want) == 7
     assert asked == [("running", {"pool": "pool", "most": 8})]
     party.predict(slot.model, party.unlabelled, batch=3, stats="batch")

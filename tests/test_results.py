@@ -27,7 +27,7 @@ def test_the_model_that_comes_back_is_the_one_evaluated(keys: dict[str, Any], tm
 
 def test_the_servers_last_turn_has_draws_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys, original = [], feed.steps
-    monkeypatch.setattr(feed, "steps", lambda world, plan, key, numbers: (keys.append(key), original(world, plan, key, numbers))[1])
+    monkeypatch.setattr(feed, "steps", lambda site, plan, key, numbers: (keys.append(key), original(site, plan, key, numbers))[1])
     fallow.run(out=tmp_path, **TINY | {"method": "fedavg", "labels": "server", "server_turn": "before+last", "rounds": 1})
     assert len(set(keys)) == len(keys)
 

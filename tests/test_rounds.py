@@ -23,7 +23,6 @@ from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.party import Tally
 from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Update
@@ -102,7 +101,7 @@ class Reference:
     """Client by client and step by step, in float64. Only the pixels of views are taken from the product."""
 
     def __init__(self, f: Federated):
-        self.o, self.world = f.o, f.world
+        self.o, self.kit, self.simulation = f.o, f.kit, f.simulation
         model = f.server.model
         self.model: Arrays = {n: model[f"last.{n}"].double().numpy().copy() for n in ("weight", "bias")}
         self.buffer: Arrays | None = None
@@ -110,7 +109,7 @@ class Reference:
 
     def view(self, role: str, rows: np.ndarray, k: int, first: int) -> np.ndarray:
         keys = torch.from_numpy(bits(key(k, "view", role), np.arange(first, first + len(rows))).view(np.int64))
-        return self.world.views(role, self.world.images[rows], keys).flatten(1).double().numpy()
+        return self.kit.views(role, self.simulation.images[rows], keys).flatten(1).double().numpy()
 
     def round(self, number: int) -> None:
         trained, counts = [], []
@@ -300,7 +299,7 @@ def one_step(path: Path, name: str, x: bool = True, pulled_to: Any = None, **key
     """The method's own step on the numbers of 6.5, plain SGD with lr 0.1."""
     easy = {"method": name, "model": f"{HERE / 'linear.py'}:Two", "momentum": 0.0, "nesterov": False}
     f = set_up(path, **easy | keys)
-    slot = Watched(f.world)
+    slot = Watched(f.kit)
     start = State.of(slot.model.module)
     start["last.weight"].copy_(W0)
     start["last.bias"].zero_()
@@ -396,7 +395,7 @@ def test_the_pull_in_a_slot(tmp_path: Path) -> None:
     """The engine's own `descend` with a constant gradient, through both modes."""
     for mode, wanted in (("gradient", [0.48, 0.4422, 0.388758]), ("decoupled", None)):
         f = set_up(tmp_path, method="fedprox", prox=0.1, prox_mode=mode, momentum=0.9, nesterov=False)
-        slot = Slot(f.world)
+        slot = Slot(f.kit)
         start = State.of(slot.model.module)
         start.groups["parameters"].fill_(0.5)
         slot.load({"model": start}, {}, 0.1)
@@ -473,8 +472,8 @@ def reply(party: int, update: Update | None = None) -> Reply:
 @pytest.mark.parametrize(("rule", "wanted"), [("uniform", 3.25), ("half", 2.5)])
 def test_the_server_beside(rule: str, wanted: float, tmp_path: Path) -> None:
     f = set_up(tmp_path, method="fixmatch", weights=rule)
-    held = f.world.federation
-    f.world.federation = dataclasses.replace(held, clients=(*held.clients, held.clients[0]))
+    held = f.simulation.federation
+    f.simulation.federation = dataclasses.replace(held, clients=(*held.clients, held.clients[0]))
     replies = [reply(p, Update(model=scalar(x))) for p, x in ((2, 6.0), (0, 2.0), (1, 4.0), (SERVER, 1.0))]
     for r in replies:
         assert r.update is not None
@@ -501,11 +500,11 @@ def test_server_momentum(tmp_path: Path) -> None:
         assert server.model["weight"].item() == wanted
 
 
-def test_worlds_are_alike(tmp_path: Path) -> None:
+def test_kits_are_alike(tmp_path: Path) -> None:
     """The toy's model is built from the seed alone."""
-    one, other = (set_up(tmp_path, method="fedavg").world for _ in range(2))
-    assert isinstance(one, World) and torch.equal(one.initial().groups["parameters"], other.initial().groups["parameters"])
-    third = set_up(tmp_path, method="fedavg", seed=1).world.initial()
+    one, other = (set_up(tmp_path, method="fedavg").kit for _ in range(2))
+    assert torch.equal(one.initial().groups["parameters"], other.initial().groups["parameters"])
+    third = set_up(tmp_path, method="fedavg", seed=1).kit.initial()
     assert not torch.equal(one.initial().groups["parameters"], third.groups["parameters"])
     assert find("fedprox").Options.model_fields["prox"].default == 0.01
 

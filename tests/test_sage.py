@@ -197,7 +197,7 @@ def test_a_round_in_plain_torch(tmp_path, monkeypatch):
 
     def fresh():
         net = models.build("small-cnn", 10, 1, "bn", 8)
-        net.load_state_dict(f.world.initial().tensors())
+        net.load_state_dict(f.kit.initial().tensors())
         return net
 
     net, teacher = fresh(), fresh().eval()

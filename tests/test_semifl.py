@@ -25,12 +25,13 @@ from fallow.engine.keep import Keep
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.party import SERVER, Job, Party, run_step
+from fallow.engine.policies import STATIC
 from fallow.engine.round import Federated
 from fallow.engine.schedule import Schedule
 from fallow.engine.server import Server
+from fallow.engine.simulation import Simulation
 from fallow.engine.slot import Slot
 from fallow.engine.strict import relaxed, strict
-from fallow.engine.world import World
 from fallow.methods import semifl
 from fallow.methods.base import Update, Updates
 from fallow.methods.semifl import SemiFL
@@ -44,8 +45,8 @@ SMALL = {"label_count": 50, "clients": 4, "unlabelled_ratio": 0.15, "rounds": 3,
 
 def federated(tmp: Path, **keys: Any) -> Federated:
     method, options, source, federation = prepare(None, SMALL | {"method": "semifl", "labels": "server", "batch": 10} | keys)
-    world = World(options, method(options, len(source.classes)), source, federation)
-    return Federated(world, Eager(world), Keep(tmp, 1e9, world.layouts(), CPU))
+    simulation = Simulation(options, method(options, len(source.classes)), source, federation)
+    return Federated(simulation, Eager(simulation), Keep(tmp, 1e9, simulation.kit.layouts(), CPU))
 
 
 def rounds(f: Federated, n: int = 2) -> list[dict[str, Any]]:
@@ -58,10 +59,10 @@ def parameters(f: Federated) -> torch.Tensor:
 
 def a_party(f: Federated, client: int = 0) -> Party:
     f.server.draw(0)
-    f._with_statistics()
-    slot = Slot(f.world)
+    f.server["model"] = f.model()
+    slot = Slot(f.kit)
     slot.load({"model": f.server.model}, {}, 0.0)
-    return Party(f.world, slot, Job(client, 0, {"model": f.server.model}))
+    return Party(f.simulation.site(client), slot, Job(client, 0, {"model": f.server.model}))
 
 
 def planned(f: Federated, party: Party) -> Any:
@@ -70,7 +71,7 @@ def planned(f: Federated, party: Party) -> Any:
 
 
 def batches(f: Federated, party: Party, plan: Any) -> list[Any]:
-    return [s.batch() for s in feed.steps(f.world, plan, party.key("plan"), lambda *a: {})]
+    return [s.batch() for s in feed.steps(party.site, plan, party.key("plan"), lambda *a: {})]
 
 
 def numbered(x: float) -> State:
@@ -255,7 +256,7 @@ def test_sets(tmp_path: Path) -> None:
     p = party.predict(party.model, party.unlabelled, "weak").softmax(1).max(1).values
     party._predictions = 0
     threshold = float(p.sort().values[len(p) // 2 - 1 : len(p) // 2 + 1].mean())
-    f.method = f.world.method = SemiFL(f.world.options.model_copy(update={"threshold": threshold}), 10)
+    f.method = f.kit.method = SemiFL(f.kit.options.model_copy(update={"threshold": threshold}), 10)
     plan, _ = planned(f, party)
     sure = set((p >= threshold).nonzero()[:, 0].tolist())
     assert len(sure) == len(p) - len(p) // 2
@@ -313,7 +314,7 @@ def test_mixture_is_augmented_as_one(tmp_path: Path, when: str) -> None:
     for b in batches(f, party, planned(f, party)[0]):
         for part in (b.fix, b.mix):
             rows = party.unlabelled.rows[part.index.numpy()]
-            part.plain = f.world.view("plain", rows, torch.zeros(len(rows), dtype=torch.int64))
+            part.plain = f.kit.view("plain", rows, torch.zeros(len(rows), dtype=torch.int64))
         same += [bool(shifts(v, x) & shifts(w, y)) for v, x, w, y in zip(b.fix.weak, b.fix.plain, b.mix.weak, b.mix.plain)]
     assert all(same) == (when == "after")
 
@@ -366,7 +367,7 @@ def test_labelling_by_batch_filters_before_the_loss(tmp_path: Path) -> None:
     b = batches(f, party, planned(f, party)[0])[0]
     p = net.train()(b.u.weak).softmax(1).detach()
     threshold = float(p.max(1).values.sort().values[4:6].mean())
-    method = SemiFL(f.world.options.model_copy(update={"threshold": threshold}), 10)
+    method = SemiFL(f.kit.options.model_copy(update={"threshold": threshold}), 10)
     sure = p.max(1).values >= threshold
     assert int(sure.sum()) == 5
     F.cross_entropy(net(b.u.strong[sure]), p.argmax(1)[sure]).backward()
@@ -376,7 +377,7 @@ def test_labelling_by_batch_filters_before_the_loss(tmp_path: Path) -> None:
     for name, q in net.named_parameters():  # first step: g + 0.9 g
         assert torch.allclose(before[name] - slot.model.weights[name], 0.03 * 1.9 * q.grad, atol=1e-9), name
     now = slot.model.flat.groups["parameters"].clone()
-    SemiFL(f.world.options.model_copy(update={"threshold": 1.1}), 10).relabel(slot, b)
+    SemiFL(f.kit.options.model_copy(update={"threshold": 1.1}), 10).relabel(slot, b)
     assert torch.equal(slot.model.flat.groups["parameters"], now)  # nothing passes: no step, no momentum
 
 
@@ -401,7 +402,7 @@ def test_idle_round_leaves_momenta_alone(tmp_path: Path) -> None:
     rounds(f, 1)
     momentum = f.server["momentum"].clone()
     kept = {k: {n: t["momentum"]["head.weight"].clone() for n, t in f.keep.read(k).items()} for k in range(4)}
-    f.method = f.world.method = SemiFL(f.world.options.model_copy(update={"threshold": 1.1}), 10)
+    f.method = f.kit.method = SemiFL(f.kit.options.model_copy(update={"threshold": 1.1}), 10)
     assert f.round(1)["clients"] == 0
     assert torch.equal(f.server["momentum"], momentum)
     for k, record in kept.items():
@@ -420,10 +421,10 @@ def test_momentum_of_the_servers_own_steps(tmp_path: Path, how: str) -> None:
         f.round(number)
         w.append(parameters(f).clone())
     g1 = (w[0] - w[1]) / (0.03 * 1.9)  # first step: w - lr (g + 0.9 g)
-    slot = Slot(f.world)
-    party = Party(f.world, slot, Job(SERVER, 1, {"model": f.server.model}))
+    slot = Slot(f.kit)
+    party = Party(f.simulation.site(SERVER), slot, Job(SERVER, 1, {"model": f.server.model}))
     slot.load({"model": State(f.server.model.layout, {"parameters": w[1]})}, {}, 0.0)
-    for step in feed.steps(f.world, f.method.plan(party, {}), party.key("plan"), lambda *a: {}):
+    for step in feed.steps(party.site, f.method.plan(party, {}), party.key("plan"), lambda *a: {}):
         b = step.batch()
         loss = torch.nn.functional.cross_entropy(slot.model(b.x.labelled), b.x.y)
         g2 = torch.cat([g.flatten() for g in slot.gradient(loss, slot.model).values()])
@@ -441,7 +442,7 @@ def flat_like(f: Federated, parameters: torch.Tensor) -> torch.Tensor:
 def test_traffic(tmp_path: Path) -> None:
     f = federated(tmp_path, threshold=0.0)
     row = rounds(f, 1)[0]
-    net = f.world.net()
+    net = f.kit.net()
     assert row["bytes_up"] == 4 * sum(4 * p.numel() for p in net.module.parameters())
     assert row["bytes_down"] - row["bytes_up"] == 4 * sum(4 * b.numel() for b in net.module.buffers() if b.is_floating_point())
 
@@ -449,7 +450,7 @@ def test_traffic(tmp_path: Path) -> None:
 def test_traffic_of_wide_resnets() -> None:
     """13.9, without PyTorch's counters."""
     for name, classes, sizes in (("wrn-28-2", 10, (5_870_440, 14_464)), ("wrn-28-8", 100, (93_604_048, 57_472))):
-        net = NetHandle(models.build(name, classes, 3, norm="sbn"), CPU, "static")
+        net = NetHandle(models.build(name, classes, 3, norm="sbn"), CPU, STATIC)
         assert net.state.nbytes == sizes[0]
         assert len(net.state.tensors()) == 80
         assert net.flat.only("parameters", "statistics").nbytes == sum(sizes)
@@ -457,7 +458,7 @@ def test_traffic_of_wide_resnets() -> None:
 
 def test_hidden_labels_change_nothing(tmp_path: Path) -> None:
     f, g = federated(tmp_path / "a", threshold=0.16), federated(tmp_path / "b", threshold=0.16)
-    g.world.truth = g.world.truth.roll(7)
+    g.simulation.truth = g.simulation.truth.roll(7)
     a, b = rounds(f), rounds(g)
     assert torch.equal(parameters(f), parameters(g))
     assert a[1]["label_ratio"] == b[1]["label_ratio"] > 0
@@ -467,9 +468,9 @@ def test_hidden_labels_change_nothing(tmp_path: Path) -> None:
 def test_how_much_a_client_has_does_not_matter(tmp_path: Path) -> None:
     """I3: clients of different sizes weigh the same, and the model is the plain mean of theirs."""
     f = federated(tmp_path, threshold=0.0, server_momentum=0.0, server_turn="before", partition="dirichlet-capped:0.3,min_size=5")
-    assert len({len(c.unlabelled) for c in f.world.federation.clients}) > 1
+    assert len({len(c.unlabelled) for c in f.simulation.federation.clients}) > 1
     f.server.draw(0)
-    f._with_statistics()
+    f.server["model"] = f.model()
     f.server.sent = f.server.model
     updates = f._updates(*f.clients.train(f._requests()))
     f.method.merge(f.server, updates)
@@ -542,17 +543,17 @@ def test_begin_and_step_are_tensor_code(tmp_path: Path, keys: dict[str, Any]) ->
     party = a_party(f)
     for net in party.slot.nets.values():
         net.load(f.server.model)
-    make = f.world.view
+    make = f.kit.view
 
     def view(*args: Any) -> torch.Tensor:
         with relaxed():  # making views is the engine's
             return make(*args)
 
-    f.world.view = view  # type: ignore[method-assign]
+    f.kit.view = view  # type: ignore[method-assign]
     with strict(copies=True):
         found = f.method.begin(party)
     plan = f.method.plan(party, {k: v.numpy() for k, v in found.items()})
-    steps = list(feed.steps(f.world, plan, 1, lambda made, n, *_: {"lr/model": torch.full((n,), 0.03), "dropout/key": torch.arange(n)}))
+    steps = list(feed.steps(party.site, plan, 1, lambda made, n, *_: {"lr/model": torch.full((n,), 0.03), "dropout/key": torch.arange(n)}))
     assert steps
     with strict():
         run_step(party.slot, steps[0])
@@ -573,7 +574,7 @@ def test_labeller_of_other_methods(tmp_path: Path, keys: dict[str, Any]) -> None
 
 # -- 13.6: static batch norm ---------------------------------------------------------------------------------------------
 def one_norm() -> NetHandle:
-    return NetHandle(nn.Sequential(nn.BatchNorm1d(1)), CPU, "static")
+    return NetHandle(nn.Sequential(nn.BatchNorm1d(1)), CPU, STATIC)
 
 
 def column(*values: float) -> torch.Tensor:
@@ -613,7 +614,7 @@ def test_pooled_statistics() -> None:
     """I8, with parties that differ much."""
     torch.manual_seed(0)
     x = torch.randn(60, 1, 8, 8) * torch.linspace(0.2, 3, 60).view(-1, 1, 1, 1) + torch.linspace(-2, 2, 60).view(-1, 1, 1, 1)
-    net = NetHandle(models.build("small-cnn", 10, 1, norm="sbn"), CPU, "static")
+    net = NetHandle(models.build("small-cnn", 10, 1, norm="sbn"), CPU, STATIC)
 
     def made(parties: list[list[torch.Tensor]], passes: int | str = "exact") -> torch.Tensor:
         layerwise(net, parties, passes)
@@ -644,12 +645,12 @@ def test_pooled_statistics() -> None:
 def test_static_statistics_of_a_run(tmp_path: Path) -> None:
     """The authors' pass against torch's own cumulative norm; caching; whose data."""
     f = federated(tmp_path)
-    w, active = f.world, [0, 2]
+    w, active = f.simulation, [0, 2]
     rows = statistics.data_order(w, active)
     labelled = w.federation.server.labelled
     assert np.array_equal(rows[: len(labelled)], labelled) and np.array_equal(np.diff(w.labels[labelled]) >= 0, np.ones(len(labelled) - 1, bool))
     assert np.array_equal(np.sort(rows), np.arange(len(w.images))) and (np.diff(rows[len(labelled) :]) > 0).all()
-    state = w.initial().only("parameters")
+    state = w.kit.initial().only("parameters")
     ours = statistics.static(w, f._inference, state, 0, active, f.clients.ask)
     assert torch.equal(ours.groups["statistics"], statistics.static(w, f._inference, state, 0, active, f.clients.ask).groups["statistics"])
     net = models.build("small-cnn", 10, 1, norm="bn", size=8)
@@ -659,18 +660,18 @@ def test_static_statistics_of_a_run(tmp_path: Path) -> None:
             m.momentum = None
     with torch.no_grad():
         for start in range(0, len(rows), 250):
-            net.train()(w.view("plain", rows[start : start + 250], torch.zeros(len(rows[start : start + 250]), dtype=torch.int64)))
+            net.train()(w.plain(rows[start : start + 250]))
     for name, t in net.named_buffers():
         if t.is_floating_point():
             assert torch.allclose(ours[name], t, atol=1e-4), name
-    for data, who in {"server": [f.world.federation.server], "active": [w.federation.server, w.federation.clients[0], w.federation.clients[2]]}.items():
-        w.options = w.options.model_copy(update={"sbn_data": data})
+    for data, who in {"server": [w.federation.server], "active": [w.federation.server, w.federation.clients[0], w.federation.clients[2]]}.items():
+        w.kit.options = w.kit.options.model_copy(update={"sbn_data": data})
         want = np.sort(np.concatenate([np.concatenate([h.labelled, h.unlabelled]) for h in who]))
         assert np.array_equal(np.sort(statistics.data_order(w, active)), want)
-        assert np.array_equal(np.sort(np.concatenate(list(statistics._holdings(w, active).values()))), want)
-    w.options = w.options.model_copy(update={"sbn": "federated", "sbn_passes": "exact", "sbn_data": "active"})
+        assert np.array_equal(np.sort(np.concatenate(list(statistics._rows(w, active).values()))), want)
+    w.kit.options = w.kit.options.model_copy(update={"sbn": "federated", "sbn_passes": "exact", "sbn_data": "active"})
     exact = statistics.static(w, f._inference, state, 0, active, f.clients.ask).groups["statistics"]
-    w.options = w.options.model_copy(update={"sbn": "pooled"})
+    w.kit.options = w.kit.options.model_copy(update={"sbn": "pooled"})
     assert torch.allclose(exact, statistics.static(w, f._inference, state, 0, active, f.clients.ask).groups["statistics"], atol=1e-5)
 
 

@@ -12,10 +12,9 @@ import pytest
 import torch
 from conftest import same
 from test_methods import METHODS, reference, settings
-from test_rounds import set_up
 
 import fallow
-from fallow import runs
+from fallow import machine, runs
 from fallow.engine import round as round_module
 from fallow.engine import slots as module
 from fallow.engine.feed import Step
@@ -25,8 +24,8 @@ from fallow.engine.replay import complain
 from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
 from fallow.engine.slots import CapturedSlot, Graph, Slots, ahead
-from fallow.engine.world import device_of
 from fallow.errors import UserError
+from fallow.machine import device_of
 from fallow.methods import find
 
 GIB = 2**30
@@ -85,8 +84,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         graph = Graph(SimpleNamespace(replay=replay), own, list(own.tensors))  # type: ignore[arg-type]
         return graph
 
-    def executor(world: Any) -> Slots:
-        device.executors.append(Slots(world))
+    def executor(sites: Any) -> Slots:
+        device.executors.append(Slots(sites))
         return device.executors[-1]
 
     monkeypatch.setattr(CapturedSlot, "_captured", captured)
@@ -156,9 +155,9 @@ def test_a_client_whose_sizes_are_its_own_goes_back_to_a_slot_that_has_their_gra
     begun: list[tuple[int, list[int]]] = []  # per round: the slot of the first step, and those that have a graph of it
     work, make = module.work, CapturedSlot.make
 
-    def works(world: Any, slot: Slot, job: Any) -> Any:
+    def works(site: Any, slot: Slot, job: Any) -> Any:
         rounds.add(job.round)
-        return work(world, slot, job)
+        return work(site, slot, job)
 
     def makes(self: CapturedSlot, step: Step) -> None:
         if len(begun) < len(rounds):
@@ -217,7 +216,7 @@ def test_out_of_memory_halves_the_slots_and_goes_on(
 
     monkeypatch.setattr(CapturedSlot, "make", failing)
     same(fallow.run(out=tmp_path, **MANY).path, many)
-    assert 1 < len(device.executors[-1].slots) <= 4 and device.executors[-1].world.finished == 9
+    assert 1 < len(device.executors[-1].slots) <= 4 and device.executors[-1].kit.finished == 9
     assert caplog.messages[0].startswith("the device is out of memory with ") and len(caplog.messages) == 1
 
 
@@ -247,7 +246,7 @@ def test_a_slot_that_cannot_be_made_is_done_without(
     assert caplog.messages == ["the device is out of memory with 2 slots; going on with 1"]
 
 
-@pytest.mark.parametrize("where", ["test_logits", "_with_statistics", "_updates"])
+@pytest.mark.parametrize("where", ["test_logits", "_for_use", "_updates"])
 def test_out_of_memory_beside_the_parties_work_begins_the_round_again(
     where: str, many: Path, tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -276,7 +275,7 @@ def test_out_of_memory_in_the_servers_turn_keeps_count_of_the_clients(
 
     monkeypatch.setattr(Slots, "_run", failing)
     fallow.run(out=tmp_path, **settings("semifl", "server", clients=4, active=4, rounds=1, slots=4))
-    assert failed and device.executors[-1].world.finished == 4
+    assert failed and device.executors[-1].kit.finished == 4
 
 
 def test_one_slot_makes_room_for_the_end(tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,13 +369,12 @@ def test_a_step_that_cannot_be_captured_is_made(
     ]
 
 
-def test_a_numbered_device_is_made_the_current_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world, made = set_up(tmp_path).world, []
+def test_a_numbered_device_is_made_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
     monkeypatch.setattr(torch._C, "_cuda_setDevice", made.append, raising=False)
     monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: None)
     for name in ("cuda", "cuda:1"):
-        world.device = torch.device(name)
-        world._set_up_device()
+        machine.set_up(torch.device(name), "fp32", deterministic=False)
     assert made == [1]
 
 

@@ -16,12 +16,12 @@ from conftest import TINY, best_weights, few_digits, rows, same, weights
 from PIL import Image
 
 import fallow
+from fallow import machine
 from fallow.data.dealing import EMPTY
 from fallow.data.federate import Spec, federate
 from fallow.data.holdings import Federation, Holding, table
 from fallow.data.readers.parts import Split
 from fallow.data.validation import apportioned, hold_out, sentences
-from fallow.engine import eager
 from fallow.engine.evaluating import Best
 from fallow.engine.party import Job, Party
 from fallow.errors import UserError
@@ -284,15 +284,15 @@ def test_a_round_that_fails_after_its_test_is_not_the_best(tmp_path: Path, monke
 
 
 def test_slots_do_not_matter(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "cores", lambda: 2)
-    monkeypatch.setattr(eager, "_pool", None)
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    machine.pool.cache_clear()
     same(fallow.run(out=tmp_path, **KEYS | {"slots": 2}).path, run.path)
 
 
 def test_what_a_party_has(tmp_path: Path) -> None:
     f = Run(RunFolder(tmp_path), *prepare(None, KEYS)).federated
-    party = Party(f.world, None, Job(2, 0, {}))  # type: ignore[arg-type]
-    assert len(party.validation) and party.validation.y.tolist() == f.world.labels[party.validation.rows].tolist()  # type: ignore[union-attr]
+    party = Party(f.simulation.site(2), None, Job(2, 0, {}))  # type: ignore[arg-type]
+    assert len(party.validation) and party.validation.y.tolist() == f.simulation.labels[party.validation.rows].tolist()  # type: ignore[union-attr]
     assert not np.isin(party.validation.rows, party.labelled.rows).any()
 
 

@@ -15,9 +15,7 @@ from torch import Tensor
 from fallow.methods.base import Update
 
 if TYPE_CHECKING:
-    from fallow.engine.keep import Keep
     from fallow.engine.party import Job, Outcome
-    from fallow.engine.world import World
 
 SERVER = -1  # the server's id as a party; its further replicas: -2, -3, ...
 
@@ -54,6 +52,7 @@ class Reply:
     lr: float | None = None  # mean over its steps, of `model` (else of the first net it trains)
     descended: bool = True  # whether a step trained a net
     looked_at: list[str] = field(default_factory=list)  # held things that a hook used
+    round: int = 0  # that of the request; a late reply may be of an earlier one than the round that takes it
 
 
 class Executor(Protocol):
@@ -68,43 +67,10 @@ class Clients(Protocol):
     """The clients of a federation, wherever they are."""
 
     def train(self, requests: Sequence[Request], here: Sequence[Job] = ()) -> tuple[list[Reply | None], list[Outcome]]:
-        """Each client's reply, None where none came, and what the server's own jobs, done meanwhile, came to."""
+        """To each request its client's reply, None where none came, or a late one to an earlier request; and what the server's own jobs, done meanwhile, came to."""
 
     def ask(self, question: str, requests: Iterable[Request], after: bool = False, **about: Any) -> list[Any]:
         """Each party's answer (questions.py), None where there is none. What it keeps is that of before this round, or after."""
 
     def settle(self, round: int) -> None:
         """The round takes effect: what the clients kept in it takes the place of what they had kept before."""
-
-
-class Local:
-    """All clients are in this process (or its ranks), simulated one after the other or side by side."""
-
-    def __init__(self, world: World, executor: Executor, keep: Keep):
-        from fallow.engine.questions import Questions
-
-        self.executor, self.keep = executor, keep
-        self._questions = Questions(world)
-        self._kept: dict[int, dict[str, Any]] = {}  # in a round that has not taken effect
-
-    def train(self, requests: Sequence[Request], here: Sequence[Job] = ()) -> tuple[list[Reply | None], list[Outcome]]:
-        self._kept = {}
-        outcomes = self.executor.run([*map(self._job, requests), *here])
-        clients = outcomes[: len(requests)]
-        self._kept = {o.party: o.record for o in clients}
-        return list(clients), outcomes[len(requests) :]
-
-    def ask(self, question: str, requests: Iterable[Request], after: bool = False, **about: Any) -> list[Any]:
-        return self._questions.ask((self._job(r, after) for r in requests), question, **about)
-
-    def settle(self, round: int) -> None:
-        self.keep.write(self._kept, round)
-        self._kept = {}
-
-    def _job(self, request: Request, after: bool = False) -> Job:
-        from fallow.engine.party import Job
-
-        if isinstance(request, Job):  # the server's, who has its own at hand
-            return request
-        record = self.keep.read(request.party)
-        return Job(**vars(request), record=record | self._kept.get(request.party, {}) if after else record)

@@ -41,11 +41,10 @@ class Validation:
     """The model tried on what parties hold out. The best round counts once its round is in effect."""
 
     def __init__(self, federated: Federated):
-        self.f, world = federated, federated.world
-        f = world.federation
+        self.f, f = federated, federated.simulation.federation
         self.parties = [(SERVER_NAME, f.server.validation), *zip(f.names, (c.validation for c in f.clients))]
         self.rows = np.concatenate([rows for _, rows in self.parties])
-        self.truth = world.truth[torch.from_numpy(self.rows).to(world.device)]
+        self.truth = federated.simulation.truth[federated.kit.put(self.rows)]
         self.best: Best | None = None
         self._found: Best | None = None
 
@@ -54,12 +53,8 @@ class Validation:
 
     def logits(self, state: State) -> Tensor:
         """Party after party, the server's first."""
-        world = self.f.world
-
-        def images(start: int, stop: int) -> Tensor:
-            return world.view("plain", self.rows[start:stop], torch.zeros(stop - start, dtype=torch.int64))
-
-        return self.f.logits(state, images, len(self.rows))
+        plain = self.f.simulation.plain
+        return self.f.logits(state, lambda start, stop: plain(self.rows[start:stop]), len(self.rows))
 
     def forget(self) -> None:
         """Before a round, which may be begun again."""
@@ -103,11 +98,11 @@ def best_round(best: Best, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def in_full(federated: Federated) -> dict[str, Any]:
     """All scores of the server's model as it is now, and the accuracy at each site where one can tell it."""
-    world, v, model = federated.world, federated.validation, federated.model()
-    logits, sites = federated.test_logits(model), world.source.test.clients
-    out: dict[str, Any] = {"test": scores.full(logits, world.test_labels)}
+    simulation, v, model = federated.simulation, federated.validation, federated.model()
+    logits, sites = federated.test_logits(model), simulation.source.test.clients
+    out: dict[str, Any] = {"test": scores.full(logits, simulation.test_labels)}
     if sites is not None:
-        out["sites"] = {"of": "test"} | _by_site(logits, world.test_labels, sites, sorted(set(sites) - {NOBODY}))
+        out["sites"] = {"of": "test"} | _by_site(logits, simulation.test_labels, sites, sorted(set(sites) - {NOBODY}))
     if len(v):
         held = v.logits(model)
         out["validation"] = scores.full(held, v.truth)

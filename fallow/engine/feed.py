@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fallow import draws
 from fallow.data.samples import Stream
-from fallow.engine.world import World
+from fallow.engine.kit import Kit
+from fallow.engine.site import Site
 from fallow.methods.plan import Plan, Segment, StepFunction, column
 
 
@@ -110,11 +111,11 @@ class Strand:
     sizes: list[int]
 
     @staticmethod
-    def draw(world: World, stream: Stream, length: int, key: int, view_key: int) -> Strand:
+    def draw(site: Site, stream: Stream, length: int, key: int, view_key: int) -> Strand:
         positions = stream.positions(key, length)
         filled = [np.concatenate([p, np.zeros(-len(p) % stream.pad, np.int64)]) for p in positions] if stream.pad > 1 else positions
         where, sizes = np.concatenate(filled), [len(p) for p in filled]
-        if world.options.augment.draws == "batch":
+        if site.kit.options.augment.draws == "batch":
             counter = np.repeat(np.arange(length), sizes)
         else:  # a sample's number in its stream, whatever was padded
             first_of = np.cumsum([0, *(len(p) for p in positions)])
@@ -141,21 +142,22 @@ class Strand:
             [n for s in strands for n in s.sizes],
         )
 
-    def tensors(self, world: World, stream: Stream, start: int, stop: int) -> list[dict[str, Tensor]]:
+    def tensors(self, site: Site, stream: Stream, start: int, stop: int) -> list[dict[str, Tensor]]:
         """The tensors of steps start .. stop - 1: views made in one call each, then cut."""
         a, sizes = sum(self.sizes[:start]), self.sizes[start:stop]
         b = a + sum(sizes)
         keys = {name: torch.from_numpy(draws.host_bits(k[a:b], self.counter[a:b])) for name, k in self.keys.items()}
-        made = {name: world.view(role, self.rows[a:b], keys[name]) for name, role in stream.views.items()}
-        made |= {name: world.put(values[a:b]) for name, values in self.columns.items()}
-        made["_truth"] = world.truth[world.put(self.rows[a:b])]
+        made = {name: site.view(role, self.rows[a:b], keys[name]) for name, role in stream.views.items()}
+        made |= {name: site.kit.put(values[a:b]) for name, values in self.columns.items()}
+        if (truth := site.truth(self.rows[a:b])) is not None:
+            made["_truth"] = truth
         if stream.pad > 1 and not self.real.all():
-            made["rows"] = world.put(self.real[a:b])
+            made["rows"] = site.kit.put(self.real[a:b])
         cut = {name: t.split(sizes) for name, t in made.items()}
         return [{name: ts[k] for name, ts in cut.items()} for k in range(len(sizes))]
 
 
-def steps(world: World, plan: Plan, key: int, numbers: Any) -> Iterator[Step]:
+def steps(site: Site, plan: Plan, key: int, numbers: Any) -> Iterator[Step]:
     """All steps of a plan. `numbers(made, length, total, lr)` gives the engine's own columns (learning rates, keys).
 
     Neighbouring segments of one kind are fed together, so that their views are made in few calls.
@@ -170,10 +172,10 @@ def steps(world: World, plan: Plan, key: int, numbers: Any) -> Iterator[Step]:
             own = {n: column(n, v, length) for n, v in segment.numbers.items() if n != "lr"}
             columns.append(own | numbers(made, length, total, segment.numbers.get("lr")))
             made += length
-        device = {n: world.put(torch.cat([c[n] for c in columns])) for n in columns[0]}
+        device = {n: site.kit.put(torch.cat([c[n] for c in columns])) for n in columns[0]}
         absent = tuple(n for n, s in first.streams.items() if not s)
-        for k, tensors in enumerate(_tensors(world, segments, key)):
-            yield Step(first.step or world.method.step, tensors, absent, {n: t[k] for n, t in device.items()})
+        for k, tensors in enumerate(_tensors(site, segments, key)):
+            yield Step(first.step or site.kit.method.step, tensors, absent, {n: t[k] for n, t in device.items()})
 
 
 def _kind(segment: Segment) -> Any:
@@ -181,27 +183,27 @@ def _kind(segment: Segment) -> Any:
     return segment.step, streams, tuple(segment.numbers)
 
 
-def _tensors(world: World, segments: list[tuple[int, Segment]], key: int) -> Iterator[dict[tuple[str, str], Tensor]]:
+def _tensors(site: Site, segments: list[tuple[int, Segment]], key: int) -> Iterator[dict[tuple[str, str], Tensor]]:
     streams = {n: s for n, s in segments[0][1].streams.items() if s}
     strands = {}
     for name in streams:
         drawn = []
         for number, segment in segments:
             own, stream = draws.key(key, number), segment.streams[name]
-            drawn.append(Strand.draw(world, stream, len(segment), draws.key(own, name), draws.key(own, stream.alike or name)))
+            drawn.append(Strand.draw(site, stream, len(segment), draws.key(own, name), draws.key(own, stream.alike or name)))
         strands[name] = Strand.join(drawn)
     length = sum(len(segment) for _, segment in segments)
-    chunk = _chunk(world, streams, strands, length)
+    chunk = _chunk(site.kit, streams, strands, length)
     for start in range(0, length, chunk):
         stop = min(start + chunk, length)
-        made = {n: strands[n].tensors(world, s, start, stop) for n, s in streams.items()}
+        made = {n: strands[n].tensors(site, s, start, stop) for n, s in streams.items()}
         for k in range(stop - start):
             yield {(n, name): t for n, per_step in made.items() for name, t in per_step[k].items()}
 
 
-def _chunk(world: World, streams: dict[str, Stream], strands: dict[str, Strand], length: int) -> int:
+def _chunk(kit: Kit, streams: dict[str, Stream], strands: dict[str, Strand], length: int) -> int:
     """How many steps' views fit into the memory set aside for them."""
-    pixels = world.source.channels * world.source.size**2 * 4
+    pixels = kit.declared.channels * kit.declared.size**2 * 4
     per_step = sum(max(strands[n].sizes) * max(1, len(s.views)) * pixels for n, s in streams.items())
-    share = world.options.view_memory * 2**30 / world.sharing
+    share = kit.options.view_memory * 2**30 / kit.sharing
     return max(1, min(length, int(share / max(1, per_step))))

@@ -28,7 +28,7 @@ class Measuring:
     """Measures a round that has been carried out, before it takes effect."""
 
     def __init__(self, federated: Federated):
-        self.f, self.world, self.o = federated, federated.world, federated.o
+        self.f, self.simulation, self.kit, self.o = federated, federated.simulation, federated.kit, federated.o
 
     def due(self, number: int) -> bool:
         return bool(self.o.measure) and ((number + 1) % self.o.measure_every == 0 or number + 1 == self.o.rounds)
@@ -50,7 +50,7 @@ class Measuring:
         return out
 
     def _by_class(self, state: State) -> list[float | None]:
-        return class_accuracy(self.f.test_logits(state), self.world.test_labels, self.world.classes)
+        return class_accuracy(self.f.test_logits(state), self.simulation.test_labels, self.kit.classes)
 
     # -- prior bias (FedDB, Figs. 1 and 3) -------------------------------------------------------------------------------
     def _prior(self, whole: State, replies: list[Reply]) -> Row:
@@ -74,7 +74,7 @@ class Measuring:
         out: dict[str, list[float]] = {"bias": [], "labels": [], "appu": []}
         for client, appu in zip(models, self.f.clients.ask("mean_prediction", requests)):
             b, counts = bias(by_class[client]), self._labelled[client]
-            out["bias"].append(js(b, share(torch.ones(self.world.classes))))
+            out["bias"].append(js(b, share(torch.ones(self.kit.classes))))
             if counts.sum():
                 out["labels"].append(js(b, share(counts)))
             if appu is not None:
@@ -83,7 +83,7 @@ class Measuring:
 
     @cached_property
     def _labelled(self) -> Tensor:
-        return torch.from_numpy(self.world.federation.counts(self.world.labels, self.world.classes)["labelled"])
+        return torch.from_numpy(self.simulation.federation.counts(self.simulation.labels, self.kit.classes)["labelled"])
 
     # -- gradient diversity (FedRGD, 11.5) -------------------------------------------------------------------------------
     def _diversity(self, requests: list[Request], replies: list[Reply]) -> Row:
@@ -92,7 +92,7 @@ class Measuring:
         answers = self.f.clients.ask("gradient", sent.values())
         gradients = {party: g for party, g in zip(sent, answers) if g is not None}
         updates = {r.party: r.update["model"] - sent[r.party].message["model"] for r in replies if r.party in sent and r.update is not None}
-        left = set() if self.o.diversity_norms else diversity.norm_parameters(self.world.net().module)
+        left = set() if self.o.diversity_norms else diversity.norm_parameters(self.kit.net().module)
         vectors = [{party: diversity.vector(v, left) for party, v in of.items()} for of in (gradients, updates)]
         found = self._per_group(*vectors) if self.o.diversity_scope == "per-group" else self._global(*vectors)
         return {"diversity": {k: v if math.isfinite(v) else None for k, v in found.items()}, "R": self._skew}
@@ -103,7 +103,7 @@ class Measuring:
         return diversity.every(users[0], users[1], own, self.o.diversity_scale)
 
     def _per_group(self, gradients: dict[int, Tensor], updates: dict[int, Tensor]) -> dict[str, float]:
-        grouping = self.world.method.averager
+        grouping = self.kit.method.averager
         assert isinstance(grouping, Grouping)
         found: dict[str, float] = {}
         for name, of in (("gradient", gradients), ("update", updates)):
@@ -117,14 +117,14 @@ class Measuring:
     @cached_property
     def _skew(self) -> float | None:
         """R of all clients' classes, those of hidden labels too."""
-        sides = self.world.federation.counts(self.world.labels, self.world.classes)
+        sides = self.simulation.federation.counts(self.simulation.labels, self.kit.classes)
         both = sides["unlabelled"] if self.o.labelled_as_unlabelled is True else sides["labelled"] + sides["unlabelled"]
         return measured(both)
 
     # -- who labels rightly (FedLoKe, Fig. 4) ----------------------------------------------------------------------------
     def _labels(self, whole: State) -> Row:
         """Of all clients' unlabelled samples, by the model and by a net that the client keeps; means over clients."""
-        kept = [n for n, spec in self.world.held.items() if isinstance(spec, Net) and spec.keep and spec.make is None][:1]
+        kept = [n for n, spec in self.kit.held.items() if isinstance(spec, Net) and spec.keep and spec.make is None][:1]
         everyone = (Request(client, self.f.server.round, {"model": whole}) for client in range(self.o.clients))
         answers = self.f.clients.ask("label_accuracies", everyone, after=True, nets=("model", *kept))
         found = [a for a in answers if a is not None]

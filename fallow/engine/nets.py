@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fallow.engine.memory import out_of_memory
+from fallow.engine.policies import AVERAGE, Policy
 from fallow.engine.replay import Pool, Replayed, first_line
 from fallow.errors import UserError
 from fallow.methods.state import HEAVY, Layout, State, padding
@@ -44,15 +45,13 @@ def compiled(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor) ->
 class NetHandle:
     """Holds a module whose tensors are views of three flat ones, and calls it."""
 
-    def __init__(self, module: nn.Module, device: torch.device, statistics: str = "average", autocast: Any = None):
+    def __init__(self, module: nn.Module, device: torch.device, policy: Policy = AVERAGE, autocast: Any = None):
         self.modes = adopt(module)
         self.module = module.to(device)
-        self.statistics = statistics
         self._training: bool | None = None  # what the module was last told
         self.capture = True  # false: inference is never captured
         self.compile = False  # through torch.compile, which cannot differentiate twice
-        self.modes.tracks = statistics in ("average", "server")
-        self.modes.known = statistics != "batch"
+        self.modes.tracks, self.modes.known = policy.tracks, policy.known
         self.modes.key = torch.zeros((), dtype=torch.int64, device=device)
         self.layout = Layout.of(self.module)
         self.flat = State.of(self.module, self.layout)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -20,10 +20,12 @@ from fallow.engine import feed, judging
 from fallow.engine.clients import SERVER, Reply, Request
 from fallow.engine.clients import Samples as Counts
 from fallow.engine.finite import sound
+from fallow.engine.hooks import at
+from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
 from fallow.engine.schedule import Schedule
+from fallow.engine.site import Site
 from fallow.engine.slot import Slot
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods.base import Net, Update
 from fallow.methods.plan import column
@@ -51,15 +53,11 @@ class Outcome(Reply):
 class Party:
     """What `begin`, `plan` and `end` get."""
 
-    def __init__(self, world: World, slot: Slot, job: Job):
-        self.world, self.slot, self.options = world, slot, world.options
+    def __init__(self, site: Site, slot: Slot, job: Job):
+        self.site, self.kit, self.slot, self.options = site, site.kit, slot, site.kit.options
         self.id, self.round, self.received = job.party, job.round, job.message
-        self.is_server, self.turn = job.party <= SERVER, job.turn
-        holding = world.federation.server if self.is_server else world.federation.clients[job.party]
-        self.labelled = Samples.of(holding.labelled, world.labels[holding.labelled])
-        self.unlabelled = Samples.of(holding.unlabelled)
-        self.validation = Samples.of(holding.validation, world.labels[holding.validation])  # not to train on
-        self.unused = holding.unused  # how many unlabelled samples `unlabelled_ratio` leaves out
+        self.is_server, self.turn = site.is_server, job.turn
+        self.labelled, self.unlabelled, self.validation, self.unused = site.labelled, site.unlabelled, site.validation, site.unused
         self.made = 0
         self.lr: list[float] = []  # of each step
         self._predictions = 0
@@ -70,7 +68,7 @@ class Party:
     @property
     def uneven(self) -> bool:
         """Whether clients have different numbers of labels."""
-        return self.world.federation.uneven
+        return self.kit.declared.uneven
 
     # -- the amount of work, already the server's or the client's ----------------------------------------------------
     @property
@@ -107,7 +105,7 @@ class Party:
     # -- what it can do ----------------------------------------------------------------------------------------------
     def key(self, *parts: int | str) -> int:
         again = ("turn", self.turn) if self.turn else ()
-        return self.world.key("party", self.round, self.id, *again, *parts)
+        return self.kit.key("party", self.round, self.id, *again, *parts)
 
     def rates(self, first: int, count: int) -> list[float]:
         """Learning rates of `count` steps by the schedule, where the party has made `first` steps in the run."""
@@ -127,7 +125,7 @@ class Party:
         self._predictions += 1
         if isinstance(net, State):
             net = self.slot.scratch(net)
-        if stats == "running" and net.modes.known and self.world.device.type == "cuda":
+        if stats == "running" and net.modes.known and self.kit.device.type == "cuda":
             batch = max(batch, LARGE)
         call: Callable[[Tensor], Tensor] = partial(net, stats=stats)
         if self.slot.pool is not None and stats == "running":
@@ -137,37 +135,40 @@ class Party:
         for start in range(0, len(samples), batch):
             rows = samples.rows[start : start + batch]
             keys = torch.from_numpy(draws.host_bits(key, np.arange(start, start + len(rows))))
-            out.append(call(self.world.view(view, rows, keys)).clone())  # a replay's result lasts until the next one
-        return torch.cat(out) if out else torch.zeros(0, self.world.classes, device=self.world.device)
+            out.append(call(self.site.view(view, rows, keys)).clone())  # a replay's result lasts until the next one
+        return torch.cat(out) if out else torch.zeros(0, self.kit.classes, device=self.kit.device)
 
     def judge(self, samples: Samples, label: Tensor, sure: Tensor | None = None, confidence: Tensor | None = None) -> None:
         """Logs the label ratio, the labels' classes and, where true labels are known, label accuracy."""
-        rows = self.world.put(samples.rows)
-        self.slot.judge(feed.Part({"_truth": self.world.truth[rows]}), label, sure, confidence=confidence)
+        truth = self.site.truth(samples.rows)
+        self.slot.judge(feed.Part({} if truth is None else {"_truth": truth}), label, sure, confidence=confidence)
 
     def log(self, **values: Any) -> None:
         self.slot.log(**values)
 
 
-def work(world: World, slot: Slot, job: Job) -> Iterator[feed.Step | torch.cuda.Event]:
+def work(site: Site, slot: Slot, job: Job) -> Generator[feed.Step | torch.cuda.Event, None, Outcome]:
     """One party's round as a generator: yields the steps to make, in order; its return value is the Outcome.
 
-    Where a host read must wait for the device, an event is yielded first, so that other slots can go on meanwhile.
+    A step that fails is thrown back into it, which says whose step it was. Where a host read must wait for the device, an event is yielded first, so that other slots can go on meanwhile.
     """
-    method = world.method
-    slot.load(*start_of(world, job))
-    party = Party(world, slot, job)
+    kit = site.kit
+    slot.load(*start_of(kit, job))
+    party = Party(site, slot, job)
     begin_calls(slot, party.key("begin"))
-    found, wait = _read_back(method.begin(party))
+    with at("begin", kit, job.round, job.party):
+        found, wait = _read_back(kit.method.begin(party))
     if wait is not None:
         yield wait
-    plan = method.plan(party, {k: v.numpy() if isinstance(v, Tensor) and v.device.type == "cpu" else v for k, v in found.items()})
-    for step in feed.steps(world, plan, party.key("plan"), lambda *a: numbers(world, party, *a)):
+    with at("plan", kit, job.round, job.party):
+        plan = kit.method.plan(party, {k: v.numpy() if isinstance(v, Tensor) and v.device.type == "cpu" else v for k, v in found.items()})
+    for step in feed.steps(site, plan, party.key("plan"), partial(numbers, party)):
         party.made += 1
-        yield step
+        with at("step", kit, job.round, job.party, party.made):
+            yield step
     begin_calls(slot, party.key("end"))
-    world.finished += job.party > SERVER
-    return _finish(world, slot, party)  # type: ignore[return-value]
+    kit.finished += not site.is_server
+    return _finish(kit, slot, party)
 
 
 def begin_calls(slot: Slot, key: int) -> None:
@@ -177,23 +178,23 @@ def begin_calls(slot: Slot, key: int) -> None:
         net.modes.key.fill_(key)
 
 
-def start_of(world: World, job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]], float]:
+def start_of(kit: Kit, job: Job) -> tuple[dict[str, Any], dict[str, dict[str, Any]], float]:
     """What the slot is filled with: the client's record if kept, else the message, else fresh weights."""
     things: dict[str, Any] = {}
-    for name, spec in world.held.items():
+    for name, spec in kit.held.items():
         if name in job.record:
             things[name] = job.record[name]
         elif not isinstance(spec, Net):
-            things[name] = torch.full(world.value_shape(spec), float(spec.start), device=world.device)
+            things[name] = torch.full(kit.value_shape(spec), float(spec.start), device=kit.device)
         elif spec.start == "initial":
-            things[name] = world.initial(name)
+            things[name] = kit.initial(name)
         elif spec.start == "random":
-            things[name] = world.fresh(name, world.key("random", name, job.party))
+            things[name] = kit.fresh(name, kit.key("random", name, job.party))
         else:
             things[name] = _sent(job.message, name, spec.start)
     optimizers = {n.removesuffix("/optimizer"): t for n, t in job.record.items() if n.endswith("/optimizer")}
     optimizers |= {n.removesuffix("/optimizer"): t for n, t in job.message.items() if n.endswith("/optimizer")}
-    return things, optimizers, 0.0 if job.party <= SERVER else world.options.prox
+    return things, optimizers, 0.0 if job.party <= SERVER else kit.options.prox
 
 
 def _sent(message: dict[str, Any], name: str, start: str | None) -> State:
@@ -215,9 +216,9 @@ def _read_back(found: dict[str, Any]) -> tuple[dict[str, Any], torch.cuda.Event 
     return found | host, event
 
 
-def numbers(world: World, party: Party, made: int, length: int, total: int, given: Any) -> dict[str, Tensor]:
+def numbers(party: Party, made: int, length: int, total: int, given: Any) -> dict[str, Tensor]:
     """The engine's own columns: a learning rate per trained net and step, and the key of dropout."""
-    o = world.options
+    o = party.options
     schedule = Schedule.parse(o.schedule)
     factors = [schedule.factor(party.round, made + k, total, o.rounds) for k in range(length)]
     rates = np.array([o.lr * f for f in factors])
@@ -250,15 +251,19 @@ def mean_rate(rates: list[float], steps: list[int] | None = None) -> float | Non
     return math.fsum(r * n for r, n in zip(rates, counts)) / sum(counts)
 
 
-def _finish(world: World, slot: Slot, party: Party) -> Outcome:
-    update = world.method.end(party)
+def _finish(kit: Kit, slot: Slot, party: Party) -> Outcome:
+    with at("end", kit, party.round, party.id):
+        update = kit.method.end(party)
+        if update is not None:
+            update.entries = {k: v.clone() for k, v in update.entries.items()}
+            sent_by(update, party.id)
     record: dict[str, Any] = {}
     optimizers: dict[str, dict[str, State | Tensor]] = {}
-    for name, spec in world.held.items():
+    for name, spec in kit.held.items():
         if spec.keep:
             record[name] = slot.record(name)
         if isinstance(spec, Net) and spec.train:
-            how = world.options.server_optimizer_state if party.is_server else spec.optimizer or world.options.optimizer_state
+            how = kit.options.server_optimizer_state if party.is_server else spec.optimizer or kit.options.optimizer_state
             if how != "reset" and party.made:
                 layout = slot.nets[name].layout
                 state = {
@@ -269,16 +274,13 @@ def _finish(world: World, slot: Slot, party: Party) -> Outcome:
                     optimizers[name] = state
                 else:
                     record[f"{name}/optimizer"] = state
-    if update is not None:
-        update.entries = {k: v.clone() for k, v in update.entries.items()}
-        sent_by(update, party.id)
     entries = update.entries if update is not None else {}
     finite = sound([net.state for net in slot.nets.values()], entries, record, optimizers)
     logs = {k: t.clone() for k, t in slot.logs.items()}
     counts = Counts(len(party.labelled), len(np.union1d(party.labelled.rows, party.unlabelled.rows)))
     return Outcome(
         party.id, party.made, update, counts, optimizers, logs, finite, mean_rate(party.lr),
-        slot.descended, sorted(slot.looked_at), record,
+        slot.descended, sorted(slot.looked_at), party.round, record,
     )  # fmt: skip
 
 

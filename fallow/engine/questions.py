@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from typing import Any
@@ -12,19 +13,21 @@ from torch import Tensor
 
 from fallow import draws
 from fallow.engine import feed, statistics
-from fallow.engine.eager import spread
+from fallow.engine.hooks import at
+from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
 from fallow.engine.party import Job, Party, begin_calls, numbers, run_step, start_of
+from fallow.engine.site import Sites
 from fallow.engine.slot import Slot
-from fallow.engine.world import World
+from fallow.machine import spread
 from fallow.methods.state import State
 
 
 class Gathering(Slot):
     """A slot whose `descend` adds gradients for `model` up and changes nothing."""
 
-    def __init__(self, world: World):
-        super().__init__(world)
+    def __init__(self, kit: Kit):
+        super().__init__(kit)
         for net in self.nets.values():
             net.modes.tracks = False  # running statistics stay, too
         self.total = torch.zeros_like(self.nets["model"].flat.groups["parameters"])
@@ -45,30 +48,30 @@ class Asked(Party):
     slot: Gathering
 
     def key(self, *parts: int | str) -> int:
-        return self.world.key("question", self.round, self.id, *parts)
+        return self.kit.key("question", self.round, self.id, *parts)
 
 
 class Questions:
     """Asks parties, some of them at once on a CPU. Its slots are its own."""
 
-    def __init__(self, world: World):
-        self.world = world
+    def __init__(self, sites: Sites):
+        self.sites, self.kit = sites, sites.kit
         self._free: SimpleQueue[Gathering] = SimpleQueue()
         self._made = 0
 
     def ask(self, parties: Iterable[Job], question: str, **about: Any) -> list[Any]:
         """What each party answers to a question by its name, in their order."""
         answer = QUESTIONS[question]
-        workers = self.world.sharing if self.world.device.type == "cpu" else 1
+        workers = self.kit.sharing if self.kit.device.type == "cpu" else 1
         while self._made < workers:
-            self._free.put(Gathering(self.world))
+            self._free.put(Gathering(self.kit))
             self._made += 1
 
         def one(job: Job) -> Any:
             slot = self._free.get()
             try:
-                slot.load(*start_of(self.world, job))
-                party = Asked(self.world, slot, job)
+                slot.load(*start_of(self.kit, job))
+                party = Asked(self.sites.site(job.party), slot, job)
                 begin_calls(slot, party.key("begin"))
                 return answer(party, **about)
             finally:
@@ -83,12 +86,14 @@ class Questions:
 # -- questions ---------------------------------------------------------------------------------------------------------
 def gradient(party: Asked) -> State | None:
     """The gradient of the method's own loss at the weights received: the mean over one pass of its plan; None without a step."""
-    world, slot = party.world, party.slot
-    found = {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in world.method.begin(party).items()}
-    plan = world.method.plan(party, found)
+    method, slot = party.kit.method, party.slot
+    with at("begin", party.kit, party.round, party.id):
+        found = {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in method.begin(party).items()}
+    with at("plan", party.kit, party.round, party.id):
+        plan = method.plan(party, found)
     slot.total.zero_()
     samples: Tensor | float = 0.0
-    for step in feed.steps(world, plan, party.key("plan"), lambda *a: numbers(world, party, *a)):
+    for step in feed.steps(party.site, plan, party.key("plan"), partial(numbers, party)):
         slot.weight = _samples(step)
         run_step(slot, step)
         samples = samples + slot.weight
@@ -112,9 +117,8 @@ def mean_prediction(party: Asked) -> Tensor | None:
 @torch.no_grad()
 def label_accuracies(party: Asked, nets: tuple[str, ...]) -> list[float] | None:
     """How many unlabelled samples with a known class each net labels rightly, as they are; None without any."""
-    truth = party.world.truth[party.world.put(party.unlabelled.rows)]
-    known = truth >= 0
-    if not int(known.sum()):
+    truth = party.site.truth(party.unlabelled.rows)
+    if truth is None or not bool((known := truth >= 0).any()):
         return None
     labels = (party.predict(getattr(party, net), party.unlabelled, "plain").argmax(1) for net in nets)
     return [float((label == truth)[known].double().mean()) for label in labels]
@@ -123,11 +127,12 @@ def label_accuracies(party: Asked, nets: tuple[str, ...]) -> list[float] | None:
 @torch.no_grad()
 def moments(party: Asked, done: int, end: int) -> statistics.Found | None:
     """Of the inputs of some batch norm layers of the model sent, over all samples of the party; None without any."""
-    world, key = party.world, party.world.key("sbn", party.received["number"])
-    rows = statistics.once(party.labelled.rows, party.unlabelled.rows)
+    rows, key = party.site.rows, party.kit.key("sbn", party.received["number"])
+    if not len(rows):
+        return None
     net = party.slot.scratch(party.received["model"])
-    shuffled = rows[draws.permutation(key, len(rows)).numpy()]
-    return statistics.moments_between(net, statistics.order(net, statistics.example(world)), done, end, statistics.Batches(world, shuffled)) if len(rows) else None
+    batches = statistics.Batches(party.site.plain, rows[draws.permutation(key, len(rows)).numpy()])
+    return statistics.moments_between(net, statistics.order(net, party.kit.blank(2)), done, end, batches)
 
 
 QUESTIONS: dict[str, Callable[..., Any]] = {f.__name__: f for f in (gradient, mean_prediction, label_accuracies, moments)}

@@ -25,9 +25,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fallow.engine.clients import SERVER, Executor, Samples
+from fallow.engine.kit import Kit
 from fallow.engine.pack import pack, unpack
 from fallow.engine.party import Job, Outcome, sent_by
-from fallow.engine.world import World
+from fallow.engine.simulation import Simulation
 from fallow.errors import UserError
 from fallow.methods.base import Update
 from fallow.methods.state import Layout
@@ -227,9 +228,10 @@ def decoded(data: Tensor, layouts: Layouts, device: torch.device) -> Tree:
 class Ranks:
     """Carries out a round's jobs, a share of them here, the rest on the other ranks."""
 
-    def __init__(self, world: World, inner: Executor, begin: Tree):
-        """`begin` tells the other ranks what they need to build the same world."""
-        self.world, self.inner, self.post, self.layouts = world, inner, post(), world.layouts()
+    def __init__(self, simulation: Simulation, inner: Executor, begin: Tree):
+        """`begin` tells the other ranks what they need to build the same simulation."""
+        self.simulation, self.kit, self.inner, self.post = simulation, simulation.kit, inner, post()
+        self.layouts = self.kit.layouts()
         self._begun: Future[dict[int, Tensor]] | None = self._ask({rank: {"do": "begin"} | begin for rank in self.post.others})
 
     def run(self, jobs: list[Job]) -> list[Outcome]:
@@ -252,7 +254,7 @@ class Ranks:
 
     def _answers(self, asked: Future[dict[int, Tensor]]) -> dict[int, Tree]:
         """Brought to the device only now, when everything has come and the slots here have no more to do."""
-        answers = {rank: decoded(data, self.layouts, self.world.device) for rank, data in self._arrived(asked).items()}
+        answers = {rank: decoded(data, self.layouts, self.kit.device) for rank, data in self._arrived(asked).items()}
         for rank, answer in answers.items():
             if "bug" in answer:
                 raise RankFailed(f"on rank {rank}:\n{answer['bug']}")
@@ -262,11 +264,11 @@ class Ranks:
         return answers
 
     def _arrived(self, asked: Future[dict[int, Tensor]]) -> dict[int, Tensor]:
-        return asked.result() if asked.done() else self.post.await_answers(asked, self.world.options.rank_timeout)
+        return asked.result() if asked.done() else self.post.await_answers(asked, self.kit.options.rank_timeout)
 
     def _work(self, job: Job) -> float:
         """How many images a party is likely to train on."""
-        o, f = self.world.options, self.world.federation
+        o, f = self.kit.options, self.simulation.federation
         steps, epochs, batch = o.steps, o.epochs, o.batch
         if job.party <= SERVER:
             steps = o.server_steps or (None if o.server_epochs else steps)
@@ -297,7 +299,7 @@ def _outcome(tree: Tree) -> Outcome:
 
 
 # -- the other ranks ---------------------------------------------------------------------------------------------------
-def serve(build: Callable[[Tree], tuple[World, Executor]]) -> str:
+def serve(build: Callable[[Tree], tuple[Kit, Executor]]) -> str:
     """Does what rank 0 asks until it says stop; the run's folder. What fails here is told there."""
     office, device, executor = post(), torch.device("cpu"), None
     layouts: Layouts = {}
@@ -311,8 +313,8 @@ def serve(build: Callable[[Tree], tuple[World, Executor]]) -> str:
         answer: Tree = {}
         try:
             if order["do"] == "begin":
-                world, executor = build(order)
-                layouts, device, timeout = world.layouts(), world.device, world.options.rank_timeout
+                kit, executor = build(order)
+                layouts, device, timeout = kit.layouts(), kit.device, kit.options.rank_timeout
             else:
                 assert executor is not None
                 answer["outcomes"] = [_told(o) for o in executor.run([Job(**j) for j in order["jobs"]])]

@@ -11,19 +11,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from fallow.engine.clients import SERVER, Clients, Executor, Local, Reply, Request
+from fallow.engine.clients import SERVER, Clients, Executor, Reply, Request
 from fallow.engine.eager import over_ranges
 from fallow.engine.evaluating import Validation, columns
 from fallow.engine.finite import defined, sound, too_large
+from fallow.engine.hooks import at
 from fallow.engine.keep import Keep
+from fallow.engine.local import Local
 from fallow.engine.measuring import Measuring
 from fallow.engine.memory import out_of_memory
 from fallow.engine.pack import size
 from fallow.engine.party import LARGE, Job, Outcome, Tally, mean_rate
 from fallow.engine.replay import first_line
 from fallow.engine.server import Server
+from fallow.engine.simulation import Simulation
 from fallow.engine.statistics import static
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.measure import scores
 from fallow.methods import is_own
@@ -34,29 +36,27 @@ from fallow.methods.state import State
 class Federated:
     """A federation at work. One call of `round` is one round; what it changed takes effect at its end, all at once."""
 
-    def __init__(self, world: World, executor: Executor, keep: Keep, clients: Clients | None = None):
+    def __init__(self, simulation: Simulation, executor: Executor, keep: Keep, clients: Clients | None = None):
         """`executor` does the server's own work; the clients are where `clients` says, by default they are simulated here."""
-        self.world, self.method, self.o = world, world.method, world.options
+        self.simulation, self.kit = simulation, simulation.kit
+        self.method, self.o = self.kit.method, self.kit.options
         self.executor, self.keep = executor, keep
-        self.clients: Clients = clients or Local(world, executor, keep)
-        self.server = Server(world, keep)
-        self.server["model"] = self._travels(world.initial())
-        self.method.start(self.server)
+        self.clients: Clients = clients or Local(simulation, executor, keep)
+        self.server = Server(self.kit, keep)
+        self.server["model"] = self.kit.policy.travels(self.kit.initial())
+        with at("start", self.kit, 0):
+            self.method.start(self.server)
         self.seconds: dict[str, float] = {}
         self.whole = True  # false if a failure left kept records of a round that is not in effect
         self.finishing: Callable[[], None] = lambda: None  # called when a round begins to take effect
-        self._inference = world.net()
+        self._inference = self.kit.net()
         self.measuring, self.validation = Measuring(self), Validation(self)
         self._tested: tuple[State, torch.Tensor] | None = None
         self._verdicts: list[tuple[str, torch.Tensor]] = []  # where numbers were made in this round, and if they are sound
 
-    def _travels(self, state: State) -> State:
-        """A model without what the policy for statistics never sends."""
-        return state if self.world.statistics in ("average", "server") else state.only("parameters")
-
     @property
     def server_trains(self) -> bool:
-        return len(self.world.federation.server.labelled) > 0
+        return len(self.simulation.federation.server.labelled) > 0
 
     # -- a round -----------------------------------------------------------------------------------------------------
     def round(self, number: int) -> dict[str, Any]:
@@ -78,16 +78,14 @@ class Federated:
     def _round(self, number: int) -> dict[str, Any]:
         server, turn = self.server, self.o.server_turn if self.server_trains else ""
         self.seconds, server.logs, server.pool.new, tally, self._tested, self._verdicts = {}, {}, {}, Tally(), None, []
-        self.world.finished = 0
+        self.kit.finished = 0
         self.validation.forget()
         server.draw(number, self._warming() if number < self.o.warmup_rounds else None)
         last = number + 1 == self.o.rounds
         if turn.startswith("before"):
             self._turn(tally)
         with self._phase("statistics"):
-            if self.world.statistics == "static" and self.o.sbn_data == "active":
-                server["model"] = server.model.only("parameters")  # whoever was there at the last test may not be now
-            self._with_statistics()
+            server["model"] = self._for_use(self.kit.policy.begin(server.model, self.o.sbn_data))
         server.sent = server.model
         requests, beside = self._requests(), self._beside(turn)
         with self._phase("clients"):
@@ -99,7 +97,8 @@ class Federated:
                 self._keep_server(outcome)
             updates = self._updates(replies, own)
             if updates:
-                self.method.merge(server, updates)
+                with at("merge", self.kit, server.round):
+                    self.method.merge(server, updates)
             self._judge("the merge", server.entries, server.pool.new)
         if turn.startswith("after"):
             self._turn(tally)
@@ -122,15 +121,19 @@ class Federated:
 
     def _warming(self) -> set[int]:
         """Who trains before the others: the clients with labels; none where the server has them."""
-        return {i for i, client in enumerate(self.world.federation.clients) if len(client.labelled)}
+        labelled = {i for i, client in enumerate(self.simulation.federation.clients) if len(client.labelled)}
+        if self.o.labels == "some" and not labelled:
+            raise UserError("warmup_rounds asks for the clients with labels, and of clients on nodes nobody knows", "use warmup_rounds=0")
+        return set(range(self.o.clients)) if self.o.labels in ("clients", "all") else labelled
 
     def _requests(self) -> list[Request]:
         """What each of the round's clients is sent."""
         server, requests = self.server, []
         made: list[tuple[State, State]] = []  # statistics are made once for each model sent
         for position, client in enumerate(server.active):
-            message = self.method.down(server, client)
-            message = {k: self._with_statistics(v, made) for k, v in message.items()}
+            with at("down", self.kit, server.round, client):
+                message = self.method.down(server, client)
+            message = {k: self._for_use(v, made) for k, v in message.items()}
             if self._travelling and position < len(server.entries.get("optimizers", [])):
                 message |= {f"{n}/optimizer": t for n, t in server["optimizers"][position].items()}
             requests.append(Request(client, server.round, message))
@@ -161,7 +164,7 @@ class Federated:
 
     @property
     def _travelling(self) -> bool:
-        nets = [spec for spec in self.world.held.values() if isinstance(spec, Net) and spec.train]
+        nets = [spec for spec in self.kit.held.values() if isinstance(spec, Net) and spec.train]
         return any((spec.optimizer or self.o.optimizer_state) == "travel" for spec in nets)
 
     def _check(self, replies: Sequence[Reply], tally: Tally) -> None:
@@ -174,7 +177,7 @@ class Federated:
 
     def _judge(self, where: str, *things: Any) -> None:
         """Asks the device whether what was made there is sound; the answer is read at the round's end."""
-        self._verdicts.append((where, sound(*things).to(self.world.device)))
+        self._verdicts.append((where, sound(*things).to(self.kit.device)))
 
     def _refuse_unsound(self) -> None:
         """Reads this round's verdicts, all at once."""
@@ -204,15 +207,13 @@ class Federated:
         clients = sorted((r for r in replies if r is not None), key=lambda r: r.party)
         for reply in (*own, *clients):
             if reply.update is not None:
-                reply.update.weight = self._weight(reply)
+                reply.update.weight, reply.update.round = self._weight(reply), reply.round
                 updates.append(reply.update)
         if updates.server and self.o.weights == "half":
             updates.server.weight = float(max(1, len(updates.clients)))
         updates[:] = [u for u in updates if u.weight > 0]
-        if self.world.statistics == "server" and self.server_trains:
-            given = updates.server["model"] if updates.server else server.sent
-            for u in updates:
-                u.entries["model"] = u["model"].having(given, "statistics")
+        if self.server_trains:
+            self.kit.policy.merge(updates, server.sent or server.model)
         return updates
 
     def _weight(self, reply: Reply) -> float:
@@ -220,23 +221,18 @@ class Federated:
         return float(counts.get(self.o.weights, 1))
 
     def model(self, state: State | None = None) -> State:
-        """The server's model, or another, as it is to be used: with statistics where a policy makes them."""
-        return self._with_statistics(self.server.model if state is None else state)
+        """The server's model, or another, as it is to be used."""
+        return self._for_use(self.server.model if state is None else state)
 
     # -- statistics, evaluation, metrics -------------------------------------------------------------------------------
-    def _with_statistics(self, thing: Any = None, made: list[tuple[State, State]] | None = None) -> Any:
-        """Under static batch norm, a model with statistics made for it; the server's is stored with them."""
-        if self.world.statistics != "static" or "statistics" not in self._inference.flat.groups:
-            return thing
-        if thing is None:
-            self.server["model"] = self._with_statistics(self.server.model)
-            return None
-        if not isinstance(thing, State) or "statistics" in thing or thing.layout != self._inference.layout:
+    def _for_use(self, thing: Any, made: list[tuple[State, State]] | None = None) -> Any:
+        """A model with statistics made for it where the policy makes them; anything else as it is."""
+        if not self.kit.policy.lacks(thing, self._inference.layout):
             return thing
         made = [] if made is None else made  # holds the models themselves: the id of one that is gone may be another's
         known = next((whole for model, whole in made if model is thing), None)
         if known is None:
-            known = static(self.world, self._inference, thing, self.server.round, self.server.active, self.clients.ask)
+            known = static(self.simulation, self._inference, thing, self.server.round, self.server.active, self.clients.ask)
             self._judge("the static statistics", known)
             made.append((thing, known))
         return known
@@ -245,7 +241,7 @@ class Federated:
         if (number + 1) % self.o.eval_every and not last:
             return dict.fromkeys(columns(self))
         with self._phase("statistics"):
-            self._with_statistics()
+            self.server["model"] = self._for_use(self.server.model)
         with self._phase("test"):
             return self.evaluate(self.server.model) | self.validation.test(number + 1, self.server.model)
 
@@ -253,7 +249,7 @@ class Federated:
     def test_logits(self, state: State) -> torch.Tensor:
         """Logits of the whole test set, in file order; those of the model last tested are still there."""
         if self._tested is None or self._tested[0] is not state:
-            logits = self.logits(state, self.world.test_batch, len(self.world.test_labels))
+            logits = self.logits(state, self.simulation.test_batch, len(self.simulation.test_labels))
             if torch.isnan(logits).any():
                 raise self.no_prediction()  # the largest of them is no class
             self._tested = state, logits
@@ -262,16 +258,16 @@ class Federated:
     @torch.no_grad()
     def logits(self, state: State, images: Callable[[int, int], torch.Tensor], count: int) -> torch.Tensor:
         """Of so many images, which are made batch by batch."""
-        w = self.world
+        kit = self.kit
         self._inference.load(state)
-        fixed = self.o.eval_batch if w.device.type == "cpu" or w.statistics == "batch" else max(self.o.eval_batch, LARGE)
+        fixed = self.o.eval_batch if kit.device.type == "cpu" or not kit.policy.known else max(self.o.eval_batch, LARGE)
         call = self._inference.replayed("running")
-        return over_ranges(w, lambda a, b: call(images(a, b)).clone(), count, fixed)
+        return over_ranges(kit, lambda a, b: call(images(a, b)).clone(), count, fixed)
 
     def evaluate(self, state: State) -> dict[str, float | None]:
         """Accuracy, loss and the cheap ones of the scores on the whole test set."""
         self._tested = None
-        logits, labels = self.test_logits(state), self.world.test_labels
+        logits, labels = self.test_logits(state), self.simulation.test_labels
         right = (logits.argmax(1) == labels).double().mean()
         loss = float(F.cross_entropy(logits.double(), labels))
         if math.isnan(loss):
@@ -289,7 +285,7 @@ class Federated:
             row["optimizer_bytes_down"] = sum(size(v) for m in sent for k, v in m.items() if k.endswith("/optimizer"))
         row["lr"] = mean_rate(*tally.rates)
         row["clients"] = len(updates.clients)
-        row |= idle(self.world.held, replies, first=not self.server.round and is_own(self.o.method))
+        row |= idle(self.kit.held, replies, first=not self.server.round and is_own(self.o.method))
         row["client_steps"] = sum(steps) / len(steps) if (steps := [r.steps for r in replies if r.party > SERVER]) else None
         return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
 
@@ -297,7 +293,7 @@ class Federated:
     def _phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        if self.world.device.type == "cuda":
+        if self.kit.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 

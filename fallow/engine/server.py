@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fallow import draws
 from fallow.engine.keep import Keep, Record
+from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
 from fallow.engine.slot import RESERVED
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods.sparse import Sparse
 from fallow.methods.state import State
@@ -53,8 +53,8 @@ class Pool:
 class Server:
     """`server["name"]` is everything that lasts at the server, and with `server.pool` it is the checkpoint."""
 
-    def __init__(self, world: World, keep: Keep):
-        self.world, self.options = world, world.options
+    def __init__(self, kit: Kit, keep: Keep):
+        self.kit, self.options = kit, kit.options
         self.pool = Pool(keep)
         self._net: NetHandle | None = None
         self.entries: dict[str, Any] = {}
@@ -79,12 +79,12 @@ class Server:
 
     def initial(self, name: str = "model") -> State:
         """A held net's first weights."""
-        return self.world.initial(name)
+        return self.kit.initial(name)
 
     @property
     def head(self) -> str:
         """The name of the weight of the model's last layer."""
-        return self.world.head
+        return self.kit.head
 
     def draw(self, round: int, among: Container[int] | None = None) -> None:
         """This round's clients, in the order drawn: the first of a permutation of all, or of those `among` which they are to be."""
@@ -95,21 +95,20 @@ class Server:
         self.active = [c for c in order.tolist() if among is None or c in among][:count]
 
     def rng(self, stream: str) -> np.random.Generator:
-        return draws.rng(self.world.key("server", self.round, stream))
+        return draws.rng(self.kit.key("server", self.round, stream))
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width of the images that the nets see."""
-        views = self.world.views
-        return views.channels, views.size, views.size
+        d = self.kit.declared
+        return d.channels, d.size, d.size
 
     @torch.no_grad()
     def predict(self, state: State, images: Tensor) -> Tensor:
         """Logits of images of its own, uint8 [n, *image_shape], in their plain view."""
-        self._net = self._net or self.world.net()
+        self._net = self._net or self.kit.net()
         self._net.load(state)
-        plain = self.world.views("plain", images.to(self.world.device), torch.zeros(len(images), dtype=torch.int64))
-        return self._net(self.world.normal(plain), stats="running")
+        return self._net(self.kit.plain(images.to(self.kit.device)), stats="running")
 
     def log(self, **values: Any) -> None:
         """Numbers (or lists of them) for this round's metrics."""

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fallow.config import Config
 from fallow.engine import judging, kernels
+from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.replay import Pool
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.measure.scores import EACH_TEST
 from fallow.methods.base import Net, Value
@@ -28,8 +28,8 @@ STEPPING = ("optimizer", "momentum", "nesterov", "weight_decay", "clip", "clip_v
 class Slot:
     """Knows its held things by name and nothing that tells one party from another."""
 
-    def __init__(self, world: World):
-        self.world, self.o = world, world.options
+    def __init__(self, kit: Kit):
+        self.kit, self.o = kit, kit.options
         self.pool: Pool | None = None  # of captured graphs, where predictions are captured
         self.nets: dict[str, NetHandle] = {}
         self.values: dict[str, Tensor] = {}
@@ -37,19 +37,19 @@ class Slot:
         self.lr: dict[str, Tensor] = {}
         self.logs: dict[str, Tensor] = {}
         self.descended, self.looked_at = False, set[str]()  # of the party at work: whether a net was trained, what was used
-        self._class_numbers = torch.arange(world.classes, device=world.device)[:, None]
-        self._levels = judging.levels(world.device)[:, None]
-        self.prox = torch.zeros((), device=world.device)
+        self._class_numbers = torch.arange(kit.classes, device=kit.device)[:, None]
+        self._levels = judging.levels(kit.device)[:, None]
+        self.prox = torch.zeros((), device=kit.device)
         self.reference: Tensor | None = None
         self._scratch: NetHandle | None = None
-        for name, spec in world.held.items():
+        for name, spec in kit.held.items():
             if isinstance(spec, Value):
-                self.values[name] = torch.zeros(world.value_shape(spec), device=world.device)
+                self.values[name] = torch.zeros(kit.value_shape(spec), device=kit.device)
                 continue
-            net = self.nets[name] = world.net(spec)
+            net = self.nets[name] = kit.net(spec)
             if spec.train:
                 self.optimizers[name] = Optimizer(own_options(self.o, name, spec), net.flat.groups["parameters"])
-                self.lr[name] = torch.zeros((), device=world.device)
+                self.lr[name] = torch.zeros((), device=kit.device)
         if self.o.prox and "model" in self.nets:
             self.reference = torch.zeros_like(self.nets["model"].flat.groups["parameters"])
 
@@ -64,7 +64,7 @@ class Slot:
     def scratch(self, state: State) -> NetHandle:
         """A net for inference with given weights."""
         if self._scratch is None:
-            self._scratch = self.world.net()
+            self._scratch = self.kit.net()
         self._scratch.load(state)
         return self._scratch
 
@@ -90,7 +90,7 @@ class Slot:
     def accumulate(self, losses: Iterable[Tensor], net: NetHandle) -> Tensor:
         """One step on the sum of these losses, each of which is let go before the next is made; the sum."""
         grads: dict[str, Tensor] = {}
-        total = torch.zeros((), device=self.world.device)
+        total = torch.zeros((), device=self.kit.device)
         for loss in losses:
             grads = {k: g if not grads else grads[k] + g for k, g in self.gradient(loss, net).items()}
             total = total + loss.detach()
@@ -136,12 +136,12 @@ class Slot:
                 kept = torch.ones_like(value, dtype=torch.bool) if rows is None else rows
                 self._count(name, (value * kept).sum(), kept.sum())
             else:
-                value = value if torch.is_tensor(value) else torch.full((), float(value), device=self.world.device)
-                self._count(name, value.to(self.world.device), torch.ones((), device=self.world.device))
+                value = value if torch.is_tensor(value) else torch.full((), float(value), device=self.kit.device)
+                self._count(name, value.to(self.kit.device), torch.ones((), device=self.kit.device))
 
     def _count(self, name: str, total: Tensor, count: Tensor) -> None:
         if name not in self.logs:
-            self.logs[name] = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+            self.logs[name] = torch.zeros(2, dtype=torch.float64, device=self.kit.device)
         self.logs[name] += torch.stack([total.double(), count.double()])
 
     @torch.no_grad()

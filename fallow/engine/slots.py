@@ -12,18 +12,19 @@ from __future__ import annotations
 import gc
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fallow.engine.feed import Step
+from fallow.engine.kit import Kit
 from fallow.engine.memory import out_of_memory, too_little
 from fallow.engine.party import Job, Outcome, run_step, work
 from fallow.engine.replay import CAPTURE_AT, Pool, complain, first_line
+from fallow.engine.site import Sites
 from fallow.engine.slot import Slot
-from fallow.engine.world import World
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ class Graph:
 class CapturedSlot:
     """A slot with a stream of its own and its graphs, which share one memory pool since they never run at once."""
 
-    def __init__(self, world: World, stream: torch.cuda.Stream, capture: bool = True):
+    def __init__(self, kit: Kit, stream: torch.cuda.Stream, capture: bool = True):
         self.stream = stream
-        self.slot = Slot(world)
+        self.slot = Slot(kit)
         self.capture = capture
         self.graphs: OrderedDict[Any, Graph] = OrderedDict()
         self.uses: dict[Any, int] = {}
@@ -82,7 +83,7 @@ class CapturedSlot:
             complain("a step", first_line(e))
             run_step(self.slot, step)
             return
-        while len(self.graphs) > max(LEAST_GRAPHS, MOST_GRAPHS // self.slot.world.sharing):
+        while len(self.graphs) > max(LEAST_GRAPHS, MOST_GRAPHS // self.slot.kit.sharing):
             gone, _ = self.graphs.popitem(last=False)
             del self.uses[gone]
         self._replay(signature, step)
@@ -122,7 +123,7 @@ class Working:
     position: int
     party: int
     slot: CapturedSlot
-    steps: Iterator[Any]
+    steps: Generator[Any, None, Outcome]
     waiting: torch.cuda.Event | None = None
     images: int = 0  # of its last step
 
@@ -135,9 +136,9 @@ def ahead(images: int) -> int:
 class Slots:
     """Carries out a round's jobs in slots on one CUDA device."""
 
-    def __init__(self, world: World):
-        self.world = world
-        self.limit = MOST_SLOTS if world.options.slots == "auto" else int(world.options.slots)
+    def __init__(self, sites: Sites):
+        self.sites, self.kit = sites, sites.kit
+        self.limit = MOST_SLOTS if self.kit.options.slots == "auto" else int(self.kit.options.slots)
         self.slots: list[CapturedSlot] = []
         self.streams: list[torch.cuda.Stream] = []  # outlive their slots: cuBLAS keeps work memory for each it has seen
         self.begins: dict[int, Any] = {}  # the signature of each party's first step; equal ones are one object
@@ -147,7 +148,7 @@ class Slots:
         complain.cache_clear()
 
     def run(self, jobs: Sequence[Job]) -> list[Outcome]:
-        finished = self.world.finished
+        finished = self.kit.finished
         while True:
             try:
                 return self._run(jobs)
@@ -155,7 +156,7 @@ class Slots:
                 if not out_of_memory(e):
                     raise
             self.shrink()  # outside of `except`: the error's traceback holds on to what is to be freed
-            self.world.finished = finished  # all begin again
+            self.kit.finished = finished  # all begin again
 
     def shrink(self) -> None:
         """Memory is short: no slot is left, and there will be half as many."""
@@ -173,7 +174,7 @@ class Slots:
         queue: deque[tuple[int, Job]] = deque(enumerate(jobs))
         outcomes: dict[int, Outcome] = {}
         main, before = torch.cuda.current_stream(), torch.cuda.memory_reserved()
-        self.world.sharing = max(1, min(self.limit, len(jobs)))
+        self.kit.sharing = max(1, min(self.limit, len(jobs)))
         free = deque(self.slots)  # the one that has been free for longest comes next: a busier one's stream may have work left
         for slot in self.slots:
             slot.stream.wait_stream(main)
@@ -185,7 +186,7 @@ class Slots:
                 position, job = queue.popleft()
                 slot = next((s for s in free if self.begins.get(job.party) in s.graphs), free[0])
                 free.remove(slot)
-                working.append(Working(position, job.party, slot, work(self.world, slot.slot, job)))
+                working.append(Working(position, job.party, slot, work(self.sites.site(job.party), slot.slot, job)))
             more = queue and (free or len(self.slots) < min(self.limit, len(jobs)))
             turns = 0
             while turns < (ahead(max(w.images for w in working)) if more and working else 1):
@@ -211,7 +212,7 @@ class Slots:
         self._most = len(self.slots) + 1
         if len(self.streams) == len(self.slots):
             self.streams.append(torch.cuda.Stream())
-        self.slots.append(CapturedSlot(self.world, self.streams[len(self.slots)], self.world.method.captured))
+        self.slots.append(CapturedSlot(self.kit, self.streams[len(self.slots)], self.kit.method.captured))
         self.slots[-1].stream.wait_stream(torch.cuda.current_stream())
         return True
 
@@ -235,7 +236,10 @@ class Slots:
             if w.party not in self.begins:
                 signature = item.signature()
                 self.begins[w.party] = self._signatures.setdefault(signature, signature)
-            w.slot.make(item)
+            try:
+                w.slot.make(item)
+            except Exception as e:
+                w.steps.throw(e)
             w.images = item.images
         else:
             w.waiting = item

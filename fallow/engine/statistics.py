@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fallow import draws
 from fallow.engine.clients import SERVER, Request
 from fallow.engine.nets import NetHandle
-from fallow.engine.world import World
+from fallow.engine.simulation import Simulation
 from fallow.errors import UserError
 from fallow.methods.state import State
 
@@ -30,22 +30,23 @@ Ask = Callable[..., list[Any]]  # Clients.ask
 
 
 @torch.no_grad()
-def static(world: World, net: NetHandle, state: State, round: int, active: list[int], ask: Ask) -> State:
+def static(simulation: Simulation, net: NetHandle, state: State, round: int, active: list[int], ask: Ask) -> State:
     """`state` with statistics: the key `sbn` says how. Only `federated` leaves images where they are."""
-    o = world.options
+    o = simulation.kit.options
     net.load(state.only("parameters"))
     if _norms(net):  # else: buffers of the model's own
         if o.sbn == "federated":
-            parties = [p for p, rows in _holdings(world, active).items() if len(rows)]
+            parties = [p for p, rows in _rows(simulation, active).items() if len(rows)]
             if not parties:
                 raise _no_data()
-            layerwise(net, order(net, example(world)), o.sbn_passes, partial(_asked, net, ask, round, parties))
+            layerwise(net, order(net, simulation.kit.blank(2)), o.sbn_passes, partial(_asked, net, ask, round, parties))
         else:
-            batches = Batches(world, data_order(world, active), AT_ONCE if o.sbn == "cumulative" and world.device.type == "cuda" else 1)
+            at_once = AT_ONCE if o.sbn == "cumulative" and simulation.kit.device.type == "cuda" else 1
+            batches = Batches(simulation.plain, data_order(simulation, active), at_once)
             if o.sbn == "cumulative":
                 cumulative(net, batches)
             else:
-                norms = order(net, example(world))
+                norms = order(net, simulation.kit.blank(2))
                 layerwise(net, norms, "exact", lambda done, end: [moments_between(net, norms, done, end, batches)])
     return State(state.layout, state.groups | {"statistics": net.flat.groups["statistics"].clone()})
 
@@ -61,28 +62,23 @@ def _asked(net: NetHandle, ask: Ask, round: int, parties: list[int], done: int, 
 
 
 # -- whose images, in which order --------------------------------------------------------------------------------------
-def data_order(world: World, active: list[int]) -> np.ndarray:
+def data_order(simulation: Simulation, active: list[int]) -> np.ndarray:
     """Rows of the training set for a single pass: the server's list, then all other images in file order."""
-    o, server = world.options, world.federation.server.labelled
+    o, server = simulation.kit.options, simulation.federation.server.labelled
     if o.sbn_data == "all":
-        rows = np.concatenate([server, np.setdiff1d(np.arange(len(world.images)), server)])
+        rows = np.concatenate([server, np.setdiff1d(np.arange(len(simulation.images)), server)])
     else:
-        rows = np.concatenate([np.zeros(0, np.int64), *_holdings(world, active).values()])
+        rows = np.concatenate([np.zeros(0, np.int64), *_rows(simulation, active).values()])
     if not len(rows):
         raise _no_data()
-    return rows[draws.permutation(world.key("sbn"), len(rows)).numpy()] if o.sbn_order == "shuffled" else rows
+    return rows[draws.permutation(simulation.kit.key("sbn"), len(rows)).numpy()] if o.sbn_order == "shuffled" else rows
 
 
-def _holdings(world: World, active: list[int]) -> dict[int, np.ndarray]:
-    """What the parties of `sbn_data` hold, the server first; a sample that is labelled and unlabelled counts once."""
-    o, f = world.options, world.federation
-    who = {"all": range(len(f.clients)), "active": sorted(active), "server": ()}[o.sbn_data]
-    held = {SERVER: f.server} | {k: f.clients[k] for k in who}
-    return {p: once(h.labelled, h.unlabelled) for p, h in held.items()}
-
-
-def once(labelled: np.ndarray, unlabelled: np.ndarray) -> np.ndarray:
-    return np.concatenate([labelled, unlabelled[~np.isin(unlabelled, labelled)]])
+def _rows(simulation: Simulation, active: list[int]) -> dict[int, np.ndarray]:
+    """What the parties of `sbn_data` hold, the server first."""
+    o = simulation.kit.options
+    who = {"all": range(len(simulation.federation.clients)), "active": sorted(active), "server": ()}[o.sbn_data]
+    return {party: simulation.site(party).rows for party in (SERVER, *who)}
 
 
 def _no_data() -> UserError:
@@ -92,13 +88,12 @@ def _no_data() -> UserError:
 class Batches:
     """Plain views of some rows, in batches or several of them joined, as often as one likes."""
 
-    def __init__(self, world: World, rows: np.ndarray, at_once: int = 1):
-        self.world, self.rows, self.size = world, rows, BATCH * at_once
+    def __init__(self, plain: Callable[[np.ndarray], Tensor], rows: np.ndarray, at_once: int = 1):
+        self.plain, self.rows, self.size = plain, rows, BATCH * at_once
 
     def __iter__(self) -> Iterator[Tensor]:
         for start in range(0, len(self.rows), self.size):
-            part = self.rows[start : start + self.size]
-            yield self.world.view("plain", part, torch.zeros(len(part), dtype=torch.int64))
+            yield self.plain(self.rows[start : start + self.size])
 
 
 # -- how ---------------------------------------------------------------------------------------------------------------
@@ -188,11 +183,6 @@ class _Reached(Exception):
 
 def _norms(net: NetHandle) -> list[_BatchNorm]:
     return [m for m in net.module.modules() if isinstance(m, _BatchNorm)]
-
-
-def example(world: World) -> Tensor:
-    """Two images, of which only the shape counts."""
-    return world.normal(torch.zeros(2, world.source.channels, world.source.size, world.source.size, device=world.device))
 
 
 def order(net: NetHandle, x: Tensor) -> list[_BatchNorm]:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fallow.engine.kit import Kit
+
 HOST = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"}
 SHAPES = {"nonzero", "nonzero_numpy", "argwhere", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 RANDOM = {
@@ -73,6 +75,22 @@ def relaxed() -> Iterator[None]:
     """Suspends the modes: for the engine's own work inside a hook, which is not captured."""
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         yield
+
+
+@contextmanager
+def outside(kit: Kit) -> Iterator[None]:
+    """Inside, making views is not under the modes: it is the engine's work, and not captured."""
+    made = kit.view
+
+    def view(*args: Any) -> Tensor:
+        with relaxed():
+            return made(*args)
+
+    vars(kit)["view"] = view
+    try:
+        yield
+    finally:
+        del vars(kit)["view"]
 
 
 def guarded(function: Callable[..., Any], copies: bool = False) -> Callable[..., Any]:

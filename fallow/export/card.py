@@ -9,7 +9,7 @@ import yaml
 
 from fallow import models
 from fallow.data.holdings import Federation
-from fallow.engine.world import NORM_MEANS
+from fallow.engine.policies import policy_of
 from fallow.export import results
 from fallow.export.inputs import Inputs, by_batch
 from fallow.methods import find, is_own
@@ -172,7 +172,7 @@ def _held(result: Result) -> str:
 
 def _norm(o: Any) -> str:
     norm = o.norm or models.default_norm(o.model) or "its own"
-    statistics = f", its statistics `{NORM_MEANS.get(norm, o.statistics)}`" if norm in ("bn", "bn-batch", "sbn") else ""
+    statistics = f", its statistics `{policy_of(norm, o.statistics).name}`" if norm in ("bn", "bn-batch", "sbn") else ""
     return f"norm `{norm}`{statistics}"
 
 

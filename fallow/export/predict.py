@@ -15,10 +15,9 @@ from torch import Tensor
 from fallow import disk, targets
 from fallow.data.readers.folders import image_files
 from fallow.data.readers.images import in_threads
-from fallow.engine.eager import cores, spread
-from fallow.engine.world import device_of
 from fallow.errors import UserError
 from fallow.export.inputs import FromPixels, Inputs, by_batch
+from fallow.machine import cores, device_of, spread
 from fallow.models import adopt
 from fallow.paths import shown, user_path
 from fallow.runs import Result, load_result

@@ -16,6 +16,8 @@ from fallow import disk, own
 from fallow.config import Config, dump, merge, read_yaml
 from fallow.data.readers.parts import Split
 from fallow.data.sources import Source
+from fallow.engine.kit import Declared
+from fallow.engine.policies import STATIC, policy_of
 from fallow.errors import UserError
 from fallow.flower import share as shares
 from fallow.flower.away import Away
@@ -125,14 +127,14 @@ def _at_work(
     folder: RunFolder, order: Order, terms: Terms, exchange: Exchange, tell: Tell, roster: Roster, method: type[Method], options: Config,
     source: Source, federation: Away, origin: Origin | None,
 ) -> Run:  # fmt: skip
-    about = about_code(order, options, source) | {"declared": declared(options, source, federation)}
+    about = about_code(order, options, source) | {"declared": asdict(Declared.of(options, source, federation))}
 
-    def away(world: Any, executor: Any, keep: Any) -> Nodes:
+    def away(simulation: Any, executor: Any, keep: Any) -> Nodes:
         from fallow.engine.questions import Questions
 
         return Nodes(
-            world, executor, keep, exchange=exchange, roster=roster, terms=terms, about=about, folder=folder.path,
-            ask_here=lambda question, requests, **more: _asked_here(Questions(world), question, requests, more), tell=tell,
+            simulation, executor, keep, exchange=exchange, roster=roster, terms=terms, about=about, folder=folder.path,
+            ask_here=lambda question, requests, **more: _asked_here(Questions(simulation), question, requests, more), tell=tell,
         )  # fmt: skip
 
     at_work = Run(folder, method, options, source, federation, origin, away)
@@ -171,8 +173,7 @@ def _declared_clients(method: type[Method], keys: dict[str, Any], order: Order) 
 
 def check(o: Config, terms: Terms) -> None:
     """Refuses what needs data that lie at nodes."""
-    statistics = {"sbn": "static"}.get(o.norm or "", o.statistics)
-    if statistics == "static" and o.sbn != "federated" and o.sbn_data != "server":
+    if policy_of(o.norm, o.statistics) is STATIC and o.sbn != "federated" and o.sbn_data != "server":
         raise UserError(f"sbn={o.sbn} reads the clients' images, which stay on their nodes", "use sbn=federated, or sbn_data=server")
     if terms.over_select and o.average == "grouped":
         raise UserError("over_select draws more clients than average=grouped has places for", "leave one of them out")
@@ -204,12 +205,4 @@ def about_code(order: Order, options: Config, source: Source) -> dict[str, Any]:
     return {
         "run": order.run, "options": options.model_dump(mode="json"), "classes": list(source.classes),
         "versions": origins.versions(), "code": code,
-    }  # fmt: skip
-
-
-def declared(options: Config, source: Source, federation: Away) -> dict[str, Any]:
-    """Facts that no node could know of itself."""
-    return {
-        "name": source.name, "channels": source.channels, "size": source.size, "flip": source.flip,
-        "most_unlabelled": federation.most_unlabelled, "uneven": federation.uneven,
     }  # fmt: skip

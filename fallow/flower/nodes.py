@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from fallow.engine.clients import SERVER, Executor, Reply, Request
 from fallow.engine.keep import Keep, Owner
 from fallow.engine.party import Job, Outcome
+from fallow.engine.simulation import Simulation
 from fallow.errors import UserError
 from fallow.flower import checks
 from fallow.flower.checks import Refused
@@ -45,11 +46,12 @@ class Nodes:
     """What a client keeps is on its node; here is only noted of which round it is (`keep.version`)."""
 
     def __init__(
-        self, world: Any, executor: Executor, keep: Keep, *, exchange: Exchange, roster: Roster, terms: Terms, about: Tree, folder: Path,
+        self, simulation: Simulation, executor: Executor, keep: Keep, *, exchange: Exchange, roster: Roster, terms: Terms, about: Tree, folder: Path,
         ask_here: Callable[..., list[Any]], tell: Callable[[str], None] = print,
     ):  # fmt: skip
         self.executor, self.keep, self.exchange, self.roster, self.terms = executor, keep, exchange, roster, terms
-        self.wanted, self.about, self.run, self.layouts = world.options.active_count, json.dumps(about), about["run"], world.layouts()
+        kit = simulation.kit
+        self.wanted, self.about, self.run, self.layouts = kit.options.active_count, json.dumps(about), about["run"], kit.layouts()
         self.folder, self.ask_here, self.tell = folder, ask_here, tell
         self._used: dict[Owner, int] = {}  # client -> round (from 1) of its update, in a round that has not taken effect
         self._row: Tree = {}

@@ -5,16 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fallow import config as configuration
 from fallow import own
 from fallow.config import Config
 from fallow.engine.eager import Eager
+from fallow.engine.kit import Declared, Kit
 from fallow.engine.party import Job, Outcome
 from fallow.engine.questions import Questions
+from fallow.engine.site import Site, Sites
 from fallow.errors import UserError
 from fallow.flower import share as shares
 from fallow.flower.share import Share
 from fallow.methods import find, is_own
+from fallow.methods.base import Method
 from fallow.runs.origin import versions
 
 HERE: dict[str, Any] = {"device": "auto", "slots": 1, "data_dir": None, "track": ()}  # what each machine decides for itself
@@ -57,9 +62,9 @@ class Workplace:
         method, self.options = options_of(about["options"], folder, device)
         self.share = share_of(folder, self.options, tuple(about["classes"]))
         check_shape(self.share, about["declared"])
-        self.world = _world(about, method, self.options, self.share, client)
-        self.layouts, self.device = self.world.layouts(), self.world.device
-        self._executor, self._questions = Eager(self.world), Questions(self.world)
+        sites = _sites(about, method, self.options, self.share, client)
+        self.layouts, self.device = sites.kit.layouts(), sites.kit.device
+        self._executor, self._questions = Eager(sites), Questions(sites)
 
     def train(self, job: Job) -> Outcome:
         return self._executor.run([job])[0]
@@ -77,20 +82,9 @@ def check_shape(share: Share, declared: dict[str, Any]) -> None:
         raise UserError(told, "set image.size and image.channels for the run, which bring both to one shape")
 
 
-def _world(about: dict[str, Any], method: Any, options: Config, share: Share, client: int) -> Any:
-    import torch
-
-    from fallow.data.dealing import EMPTY
-    from fallow.data.holdings import Federation, Holding
-    from fallow.data.readers.parts import Split
-    from fallow.data.sources import Source
-    from fallow.engine.world import World
-
-    d = about["declared"]
-    nothing = Split(torch.zeros(0, d["channels"], d["size"], d["size"], dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
-    images = share.images if len(share.images) else nothing.images
-    source = Source(d["name"], tuple(about["classes"]), Split(images, torch.from_numpy(share.labels)), nothing, d["flip"])
-    clients = tuple(share.holding if k == client else Holding(EMPTY, EMPTY) for k in range(options.clients))
-    federation = Federation(Holding(EMPTY, EMPTY), clients, EMPTY, tuple(map(str, range(options.clients))), {})
-    federation.__dict__.update(uneven=d["uneven"], most_unlabelled=d["most_unlabelled"])
-    return World(options, method(options, len(source.classes)), source, federation)
+def _sites(about: dict[str, Any], method: type[Method], options: Config, share: Share, client: int) -> Sites:
+    declared = Declared.read(about["declared"])
+    kit = Kit(options, method(options, declared.classes), declared)
+    images = share.images if len(share.images) else torch.zeros(0, declared.channels, declared.size, declared.size, dtype=torch.uint8)
+    known = torch.from_numpy(share.labels).to(kit.device)
+    return Sites(kit, {client: Site(kit, client, share.holding, images.to(kit.device), share.labels, known)})

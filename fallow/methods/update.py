@@ -24,6 +24,7 @@ class Update:
     def __init__(self, entries: dict[str, State | Tensor] | None = None, /, **named: State | Tensor):
         self.entries: dict[str, State | Tensor] = dict(entries or {}) | named
         self.client: int | None = None  # None: the server
+        self.round = 0  # in which it was begun: an earlier one than the server's if it came late
         self.replica = 0  # of a server that trains several (average=grouped)
         self.weight = 1.0
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from fallow import config as configuration
-from fallow import disk, models
+from fallow import disk
 from fallow.config import Config
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.given import source_of
@@ -22,21 +22,24 @@ from fallow.data.sources import Source
 from fallow.data.validation import hold_out
 from fallow.engine import ranks
 from fallow.engine.clients import Clients, Executor
+from fallow.engine.debug import Debug
 from fallow.engine.eager import Eager
 from fallow.engine.evaluating import best_round, in_full
+from fallow.engine.hooks import watched
+from fallow.engine.inspecting import inspect
 from fallow.engine.keep import Keep
+from fallow.engine.kit import Declared, Kit
 from fallow.engine.ranks import RankLost, Ranks
-from fallow.engine.repeats import draws_its_own
 from fallow.engine.round import Federated
+from fallow.engine.simulation import Simulation
 from fallow.engine.slots import Slots
-from fallow.engine.world import World
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
 from fallow.runs import automatic, longer
 from fallow.runs import origin as origins
 from fallow.runs.data import Reading, completed, load_source, named, opened_source, sized
-from fallow.runs.folder import RunFolder, warn
+from fallow.runs.folder import RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
 from fallow.runs.onlookers import watching
@@ -49,23 +52,24 @@ from fallow.runs.warned import Health, facts
 
 RecipeName = str | Mapping[str, Any] | None  # or a recipe's keys themselves
 FEDERATION = {"data", *Spec.__dataclass_fields__} - {"seed"}
-Seam = Callable[[World, Executor, Keep], Clients]
+Seam = Callable[[Simulation, Executor, Keep], Clients]
 Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
 
 
-def executor_for(world: World, compared: dict[str, Any] | None = None) -> Executor:
+def executor_for(simulation: Simulation, compared: dict[str, Any] | None = None) -> Executor:
     """Slots with captured steps on CUDA, threads on CPU; `capture=false` is the plain reference on either.
 
     Where torchrun started several processes, rank 0 shares the work with the others; they have what is `compared`.
     """
-    captured, rank = world.device.type == "cuda" and world.options.capture, ranks.number()
-    own: Executor = Slots(world) if captured else Eager(world)
+    kit, rank = simulation.kit, ranks.number()
+    captured = kit.device.type == "cuda" and kit.options.capture
+    own: Executor = (Debug if kit.debug else Slots if captured else Eager)(simulation)
     if rank or ranks.count() == 1:
         return own
-    federation = {name: torch.tensor(array) for name, array in world.federation.arrays().items()}
-    compared = compared or origins.for_ranks(world.options, world.source)
-    begin = {"options": world.options.model_dump(mode="json"), "federation": federation, "origin": compared}
-    return Ranks(world, own, begin)
+    federation = {name: torch.tensor(array) for name, array in simulation.federation.arrays().items()}
+    compared = compared or origins.for_ranks(kit.options, simulation.source)
+    begin = {"options": kit.options.model_dump(mode="json"), "federation": federation, "origin": compared}
+    return Ranks(simulation, own, begin)
 
 
 def _together(lead: Callable[[], Result], source: Source | None) -> Result:
@@ -85,8 +89,8 @@ def _together(lead: Callable[[], Result], source: Source | None) -> Result:
     return result
 
 
-def _built(begin: dict[str, Any], source: Source | None) -> tuple[World, Executor]:
-    """The world of the run that rank 0 began."""
+def _built(begin: dict[str, Any], source: Source | None) -> tuple[Kit, Executor]:
+    """What the run that rank 0 began is worked with here."""
     common = {k: v for k, v in begin["options"].items() if k in Config.model_fields}
     origins.check_rank_code(configuration.validate(Config, common), begin["origin"])
     method = find(begin["options"]["method"])
@@ -94,8 +98,13 @@ def _built(begin: dict[str, Any], source: Source | None) -> tuple[World, Executo
     source = load_source(options, source)
     origins.check_rank_data(source, begin["origin"])
     federation = Federation.of({name: tensor.numpy() for name, tensor in begin["federation"].items()})
-    world = World(options, method(options, len(source.classes)), source, federation)
-    return world, executor_for(world)
+    simulation = _simulation(options, method, source, federation)
+    return simulation.kit, executor_for(simulation)
+
+
+def _simulation(options: Config, method: type[Method], source: Source, federation: Federation) -> Simulation:
+    kind = watched(method) if options.backend == "debug" else method
+    return Simulation(options, kind(options, len(source.classes)), source, federation)
 
 
 class Run:
@@ -108,19 +117,17 @@ class Run:
         """`away` makes the seam to clients who are elsewhere; without it they are simulated here."""
         self.folder, self.options, self.source, self.federation = folder, options, source, federation
         found = origins.located(options, Path(origin.started_in)) if origin else options
-        self.world = World(found, method(options, len(source.classes)), source, federation)
-        self.layouts = self.world.layouts()
-        keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.world.device)
-        executor = executor_for(self.world)
-        self.federated = Federated(self.world, executor, keep, away(self.world, executor, keep) if away else None)
+        self.simulation = _simulation(found, method, source, federation)
+        self.kit = self.simulation.kit
+        self.layouts = self.kit.layouts()
+        keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.kit.device)
+        executor = executor_for(self.simulation)
+        self.federated = Federated(self.simulation, executor, keep, away(self.simulation, executor, keep) if away else None)
         self.done = 0
-        self.health = Health(folder.path, facts(self.world), [])
-        if models.is_own(options.model) and draws_its_own(self.world):
-            cause = f"the model {options.model} draws random numbers that are torch's own, so this run cannot be repeated or resumed exactly"
-            warn(f"{cause}; nn.Dropout can, F.dropout and torch.rand cannot")
+        self.health = Health(folder.path, facts(self.simulation), [])
 
     def restore(self) -> None:
-        found = self.folder.restore(self.layouts, self.world.device)
+        found = self.folder.restore(self.layouts, self.kit.device)
         if found is not None:
             origins.check_model(self.federated.server.entries.get("model"), found.entries.get("model"), self.folder.path)
             self.done, self.federated.server.entries = found.round, found.entries
@@ -195,7 +202,7 @@ class Run:
             "seed": o.seed,
             "method": o.method,
             "data": o.data,
-            "classes": self.world.classes,
+            "classes": self.kit.classes,
             "channels": self.source.channels,
             "size": self.source.size,
             "class_names": list(self.source.classes),
@@ -203,7 +210,7 @@ class Run:
             "skipped": self.source.skipped,
             "fingerprint": self.federation.fingerprint,
             "config_hash": config_hash(o),
-            "device": _device_name(self.world.device),
+            "device": _device_name(self.kit.device),
             "versions": {"fallow": _version(), "torch": torch.__version__, "python": platform.python_version()},
             "commit": commit(),
             "warnings": self.health.end(rows),
@@ -255,7 +262,7 @@ def prepare(
     reading = Reading(watch, complete, opened, told)
     if opened.later is None:
         return method, complete, opened, federation
-    World(complete, method(complete, len(opened.classes)), opened, federation).initial()  # complains now, not after the decoding
+    Kit(complete, method(complete, len(opened.classes)), Declared.of(complete, opened, federation)).initial()  # complains now, not after the decoding
     source = reading.whole(options)
     complete, federation = _settled(method, options, fit, source)
     return method, complete, source, federation
@@ -328,6 +335,7 @@ def _run(
             disk.write(folder.metrics, "")
             folder.begin()
             at_work = Run(folder, method, options, source, federation, origin)
+            inspect(at_work.federated)
         except BaseException:
             folder.remove()  # nothing was run, so nothing stays behind
             raise

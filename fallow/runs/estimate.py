@@ -18,7 +18,7 @@ from fallow.config import Config
 from fallow.data import sources
 from fallow.data.samples import Samples
 from fallow.engine.party import Party
-from fallow.engine.world import NORM_MEANS
+from fallow.engine.policies import STATIC, policy_of
 from fallow.methods.base import AnyMethod, Method
 from fallow.models import default_norm
 from fallow.runs.speed import Speed
@@ -68,7 +68,7 @@ def work(method: type[Method], o: Config, train: int, test: int, classes: int) -
         trained += made.averager.replicas * _views(made, _Typical(o, True, at_server, 0))
     if method.begin is not Method.begin:
         predicted += o.active_count * unlabelled
-    if NORM_MEANS.get(o.norm or "", o.statistics) == "static" and (o.norm or default_norm(o.model)) in ("bn", "sbn"):
+    if policy_of(o.norm, o.statistics) is STATIC and (o.norm or default_norm(o.model)) in ("bn", "sbn"):
         predicted += {"all": train, "server": at_server}.get(o.sbn_data, o.active_count * (own + unlabelled))
     return Work(trained, predicted)
 

@@ -10,8 +10,7 @@ from fallow import models
 from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
-from fallow.engine.eager import cores
-from fallow.engine.world import device_of
+from fallow.machine import cores, device_of
 from fallow.methods.base import Method, Net
 from fallow.runs import Watcher, prepare
 from fallow.runs.automatic import amounts, kept_for_gradients

@@ -32,7 +32,7 @@ MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
 NEWER = {"layout": "auto", "skip_bad": False, "validation": None, "warmup_rounds": 0}  # keys that older runs have not; as given here they change nothing
 SEEDS = 10_000  # at most
-UNHASHED = {"data_dir", "device", "slots", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
+UNHASHED = {"data_dir", "device", "slots", "backend", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
 EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, without another result
 
 

@@ -14,9 +14,8 @@ import torch.nn.functional as F
 
 from fallow import disk, models
 from fallow.data.views import Views
-from fallow.engine.eager import cores
-from fallow.engine.world import device_of
 from fallow.errors import UserError
+from fallow.machine import cores, device_of
 
 BATCHES = {"cpu": (4, 32), "cuda": (256, 256)}  # images; on CUDA as many as the slots of a round have together
 SLOW = 0.25  # seconds of a step after which no larger batch is tried

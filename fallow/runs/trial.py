@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +20,19 @@ from fallow import own
 from fallow.data import sources
 from fallow.data.readers.parts import Split
 from fallow.data.sources import Source
-from fallow.engine.clients import Local
+from fallow.engine import inspecting
 from fallow.engine.eager import Eager
 from fallow.engine.feed import Step
+from fallow.engine.hooks import Wrong, watched
+from fallow.engine.kit import Kit
+from fallow.engine.local import Local
 from fallow.engine.party import run_step
+from fallow.engine.site import Sites
 from fallow.engine.slot import Slot
-from fallow.engine.strict import NotCapturable, guarded, relaxed
-from fallow.engine.world import World
+from fallow.engine.strict import NotCapturable, guarded, outside
 from fallow.errors import UserError
 from fallow.methods import find, is_own
-from fallow.methods.base import Method, Net, Plan, State, Update
+from fallow.methods.base import Method, Net
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 from fallow.runs.health import Row
@@ -53,7 +55,7 @@ CHECKS = {
 }
 OK, NOT_TRIED = "ok", "-"
 MEND = {
-    "captured": "use masks (masked_mean, torch.where, descend(when=...)) and columns of the plan, or set captured = False",
+    "captured": inspecting.MEND,
     "trains": "call s.descend with the loss in `step`",
     "held": "take it out of `holds`, or use it",
     "server": "assign a new tensor or State to server[...]",
@@ -61,14 +63,6 @@ MEND = {
     "resumed": "keep what lasts in server[...] or in held things with keep=True, never in the method or its module",
     "side by side": "nothing may depend on the order of parties, or be shared by them outside of server[...]",
 }
-
-
-class Wrong(Exception):
-    """A hook did something that it should not."""
-
-    def __init__(self, check: str, what: str):
-        super().__init__(what)
-        self.check = check
 
 
 @dataclass
@@ -149,11 +143,11 @@ class _Scenario:
         for strict in (True, False):  # what cannot be captured may be right in all else
             try:
                 at_work = self._run(f"watched-{strict}", partial(watched, strict=strict))
-                strict = strict and at_work.world.method.captured
-                _held(at_work.world)
-                at_work.world.view = _outside(at_work.world.view)  # type: ignore[method-assign]
-                _take(at_work, Strict(at_work.world, strict))
-                at_work.go()
+                strict = strict and at_work.kit.method.captured
+                _held(at_work.kit)
+                _take(at_work, Strict(at_work.simulation, strict))
+                with outside(at_work.kit):
+                    at_work.go()
             except NotCapturable as error:
                 self._fails("captured", self._told(error))
             except Exception as error:
@@ -181,14 +175,14 @@ class _Scenario:
         at_work = self._run(name)
         executor = at_work.federated.executor
         assert isinstance(executor, Eager)
-        executor.workers = at_work.world.sharing = 3
+        executor.workers = at_work.kit.sharing = 3
         at_work.go()
         return at_work
 
     # -- what is said --------------------------------------------------------------------------------------------------
     def _look(self, at_work: Run) -> None:
         rows = at_work.folder.rows()
-        first, last = at_work.world.initial().groups["parameters"], at_work.federated.server.model.groups["parameters"]
+        first, last = at_work.kit.initial().groups["parameters"], at_work.federated.server.model.groups["parameters"]
         if all(r.get("descended") is False for r in rows):
             self._fails("trains", "no step calls s.descend or s.apply, so nothing is trained")
         elif torch.equal(first, last):
@@ -211,11 +205,9 @@ class _Scenario:
 
     def _told(self, error: BaseException) -> str:
         """What went wrong, with the line of the user's own file."""
-        files = {str(self.code.root / name) for name in self.code.files} if self.code else set()
-        lines = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in files]
-        at = f"line {lines[-1].lineno} of {Path(lines[-1].filename).name}: " if lines else ""
-        if isinstance(error, UserError | Wrong | NotCapturable):
-            return f"{at}{str(error).rstrip('.')}"
+        at = own.line(error, self.code) if self.code else ""
+        if isinstance(error, UserError | NotCapturable):
+            return f"{at}{error.cause if isinstance(error, Wrong) else str(error).rstrip('.')}"
         return f"{at}{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".rstrip(": ")
 
 
@@ -223,8 +215,8 @@ class _Scenario:
 class Strict(Eager):
     """Makes steps one after another; with `strict` they cannot do what cannot be captured."""
 
-    def __init__(self, world: World, strict: bool):
-        super().__init__(world)
+    def __init__(self, sites: Sites, strict: bool):
+        super().__init__(sites)
         self.strict = strict
 
     def make(self, slot: Slot, step: Step) -> None:
@@ -238,97 +230,9 @@ def _take(at_work: Run, executor: Eager) -> None:
     f.executor = f.clients.executor = executor
 
 
-def watched(kind: type[Method], strict: bool) -> type[Method]:
-    """The method, with hooks whose answers are looked at."""
-    return type(kind.__name__, (kind,), {name: _looked_at(getattr(kind, name), look, strict) for name, look in LOOKS.items()})
-
-
-def _looked_at(hook: Callable[..., Any], look: Callable[[Any, Any], None], strict: bool) -> Callable[..., Any]:
-    """The hook, whose answer is looked at; `begin` under the strict modes of a captured method."""
-    name = hook.__name__
-
-    @wraps(hook)
-    def inner(self: Method, *args: Any) -> Any:
-        before = _copied(args[0].entries) if name in ("down", "merge") else []
-        called = guarded(hook, copies=True) if name == "begin" and strict and self.captured else hook
-        answer = called(self, *args)
-        look(args[0], answer)
-        for entry, tensor, copy in before:
-            if not torch.equal(tensor, copy):
-                raise Wrong("server", f"{name} changes server[{entry!r}] in place, which a round that fails could not take back")
-        return answer
-
-    return inner
-
-
-def _outside(view: Callable[..., Any]) -> Callable[..., Any]:
-    """Making views is the engine's work, and not captured."""
-
-    def inner(*args: Any) -> Any:
-        with relaxed():
-            return view(*args)
-
-    return inner
-
-
-def _held(world: World) -> None:
-    if not isinstance(world.held.get("model"), Net):
+def _held(kit: Kit) -> None:
+    if not isinstance(kit.held.get("model"), Net):
         raise Wrong("hooks", "holds has no Net of the name 'model'")
-
-
-def _down(server: Any, answer: Any) -> None:
-    if not isinstance(answer, dict) or not answer:
-        raise Wrong("hooks", f"down gives {_kind(answer)}, and not a dict of States and tensors")
-    _entries("down", answer, server.world)
-
-
-def _begin(party: Any, answer: Any) -> None:
-    if not isinstance(answer, dict):
-        raise Wrong("hooks", f"begin gives {_kind(answer)}, and not a dict ({{}} where there is nothing)")
-
-
-def _plan(party: Any, answer: Any) -> None:
-    if not isinstance(answer, Plan):
-        raise Wrong("hooks", f"plan gives {_kind(answer)}, and not a Plan")
-
-
-def _end(party: Any, answer: Any) -> None:
-    if answer is not None and not isinstance(answer, Update):
-        raise Wrong("hooks", f"end gives {_kind(answer)}, and not an Update, or None")
-    _entries("end", {} if answer is None else answer.entries, party.world)
-
-
-def _merge(server: Any, answer: Any) -> None:
-    _entries("merge", {"model": server.entries.get("model")}, server.world)
-    if not isinstance(server.entries["model"], State):
-        raise Wrong("hooks", f"merge leaves {_kind(server.entries['model'])} in server['model'], and not a State")
-
-
-LOOKS: dict[str, Callable[[Any, Any], None]] = {"down": _down, "begin": _begin, "plan": _plan, "end": _end, "merge": _merge}
-
-
-def _entries(hook: str, entries: dict[str, Any], world: World) -> None:
-    for name, value in entries.items():
-        if not isinstance(value, State | torch.Tensor):
-            raise Wrong("hooks", f"{hook} sends {_kind(value)} as {name!r}; States and tensors travel")
-        tensors = list(value.groups.values()) if isinstance(value, State) else [value]
-        if any(t.device.type != world.device.type for t in tensors):
-            raise Wrong("hooks", f"{hook} sends {name!r} from another device than the run's")
-        if name == "model" and isinstance(value, State) and value.layout != world.initial().layout:
-            raise Wrong("hooks", f"{hook} sends a State of another net as 'model'")
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
-
-
-def _copied(entries: dict[str, Any]) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
-    """The tensors among the server's entries, each with a copy."""
-    found = []
-    for name, value in entries.items():
-        tensors = value.groups.values() if isinstance(value, State) else [value] if isinstance(value, torch.Tensor) else []
-        found += [(name, t, t.clone()) for t in tensors]
-    return found
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------

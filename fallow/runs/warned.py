@@ -14,30 +14,30 @@ from fallow.errors import UserError
 from fallow.runs.health import Facts, Finding, Row, findings
 
 if TYPE_CHECKING:
-    from fallow.engine.world import World
+    from fallow.engine.simulation import Simulation
 
 FILE = "warnings.json"  # in a run's folder while the run goes on; afterwards its summary has them
 LOOKS = 100  # in a run, at most
 
 
-def facts(world: World) -> Facts:
+def facts(simulation: Simulation) -> Facts:
     """What the rules must know of a run that is about to begin."""
-    o, tested = world.options, world.test_labels.cpu().numpy()
-    counts = np.bincount(tested, minlength=world.classes)
-    held = world.federation.counts(world.labels, world.classes)["unlabelled"].sum(0)
-    hidden = bool((world.labels < 0).any()) or not held.sum()
-    key = world.method.accepts_by
-    value = getattr(o, key, None)
+    kit, tested = simulation.kit, simulation.test_labels.cpu().numpy()
+    counts = np.bincount(tested, minlength=kit.classes)
+    held = simulation.federation.counts(simulation.labels, kit.classes)["unlabelled"].sum(0)
+    hidden = bool((simulation.labels < 0).any()) or not held.sum()
+    key = kit.method.accepts_by
+    value = getattr(kit.options, key, None)
     return Facts(
-        rounds=o.rounds,
-        classes=world.classes,
+        rounds=kit.options.rounds,
+        classes=kit.classes,
         tested=len(tested),
         chance=float(counts.max() / len(tested)),
         share=() if hidden else tuple(float(n) for n in held / held.sum()),
-        names=tuple(world.source.classes),
+        names=tuple(simulation.source.classes),
         bound=key if isinstance(value, int | float) else None,
         value=value if isinstance(value, int | float) else None,
-        lr=o.lr,
+        lr=kit.options.lr,
     )
 
 

@@ -1,0 +1,128 @@
+"""A method's hooks as the engine calls them: what fails in one says where, and what one gives can be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from torch import Tensor
+
+from fallow.engine.clients import SERVER
+from fallow.engine.kit import Kit
+from fallow.engine.strict import guarded
+from fallow.errors import UserError
+from fallow.methods.base import Method, Plan, State, Update
+
+
+class Wrong(UserError):
+    """A hook did something that it should not."""
+
+    def __init__(self, check: str, what: str):
+        super().__init__(what, "docs/own-method.md says what each hook gives")
+        self.check = check
+
+
+@contextmanager
+def at(hook: str, kit: Kit, round: int, party: int | None = None, step: int = 0) -> Iterator[None]:
+    """What fails in here says in which hook, of whom and when: in a note; with backend=debug in a user's sentence, too."""
+    try:
+        yield
+    except Exception as e:
+        whose = "" if party is None else "the server, " if party <= SERVER else f"client {party}, "
+        place = f"`{hook}` of {kit.options.method}, {whose}round {round + 1}" + (f", step {step}" if step else "")
+        if kit.debug and isinstance(e, UserError):
+            raise UserError(f"in {place}: {e.cause}", e.remedy) from e
+        e.add_note(f"in {place}")
+        raise
+
+
+# -- looking at what hooks give ----------------------------------------------------------------------------------------
+def watched(kind: type[Method], strict: bool = False) -> type[Method]:
+    """The method, with hooks whose answers are looked at; `strict`: `begin` may do nothing that cannot be captured."""
+    hooks = {name: _looked_at(getattr(kind, name), look, strict) for name, look in LOOKS.items()}
+    return type(kind.__name__, (kind,), hooks | {"__module__": kind.__module__})
+
+
+def _looked_at(hook: Callable[..., Any], look: Callable[[Any, Any], None], strict: bool) -> Callable[..., Any]:
+    name = hook.__name__
+
+    @wraps(hook)
+    def inner(self: Method, *args: Any) -> Any:
+        before = _copied(args[0].entries) if name in ("down", "merge") else []
+        called = guarded(hook, copies=True) if name == "begin" and strict and self.captured else hook
+        answer = called(self, *args)
+        look(args[0], answer)
+        for entry, tensor, copy in before:
+            if not tensor.equal(copy):
+                raise Wrong("server", f"{name} changes server[{entry!r}] in place, which a round that fails could not take back")
+        return answer
+
+    return inner
+
+
+def _down(server: Any, answer: Any) -> None:
+    if not isinstance(answer, dict) or not answer:
+        raise Wrong("hooks", f"down gives {_kind(answer)}, and not a dict of States and tensors")
+    _entries("down", answer, server.kit)
+
+
+def _begin(party: Any, answer: Any) -> None:
+    if not isinstance(answer, dict):
+        raise Wrong("hooks", f"begin gives {_kind(answer)}, and not a dict ({{}} where there is nothing)")
+
+
+def _plan(party: Any, answer: Any) -> None:
+    if not isinstance(answer, Plan):
+        raise Wrong("hooks", f"plan gives {_kind(answer)}, and not a Plan")
+
+
+def _end(party: Any, answer: Any) -> None:
+    if answer is not None and not isinstance(answer, Update):
+        raise Wrong("hooks", f"end gives {_kind(answer)}, and not an Update, or None")
+    entries = {} if answer is None else answer.entries
+    _entries("end", entries, party.kit)
+    for name in entries.keys() & party.received.keys():
+        up, down = _form(entries[name]), _form(party.received[name])
+        if up != down:
+            raise Wrong("hooks", f"end sends {name!r} as {up}, and received it as {down}")
+
+
+def _merge(server: Any, answer: Any) -> None:
+    _entries("merge", {"model": server.entries.get("model")}, server.kit)
+    if not isinstance(server.entries["model"], State):
+        raise Wrong("hooks", f"merge leaves {_kind(server.entries['model'])} in server['model'], and not a State")
+
+
+LOOKS: dict[str, Callable[[Any, Any], None]] = {"down": _down, "begin": _begin, "plan": _plan, "end": _end, "merge": _merge}
+
+
+def _entries(hook: str, entries: dict[str, Any], kit: Kit) -> None:
+    for name, value in entries.items():
+        if not isinstance(value, State | Tensor):
+            raise Wrong("hooks", f"{hook} sends {_kind(value)} as {name!r}; States and tensors travel")
+        if any(t.device.type != kit.device.type for t in _tensors(value)):
+            raise Wrong("hooks", f"{hook} sends {name!r} from another device than the run's")
+        if name == "model" and isinstance(value, State) and value.layout != kit.initial().layout:
+            raise Wrong("hooks", f"{hook} sends a State of another net as 'model'")
+
+
+def _form(value: Any) -> str:
+    """What must agree between an entry as it was sent down and as it comes up."""
+    if isinstance(value, State):
+        return f"a State of {sum(e.numel for e in value.layout.entries):,} numbers"
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else _kind(value)
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return list(value.groups.values()) if isinstance(value, State) else [value] if isinstance(value, Tensor) else []
+
+
+def _copied(entries: dict[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
+    """The tensors among the server's entries, each with a copy."""
+    return [(name, t, t.clone()) for name, value in entries.items() for t in _tensors(value)]

@@ -1,0 +1,91 @@
+"""Code of one's own is looked at before the first round: what could not be repeated, or captured, is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from fallow import models, own
+from fallow.engine import feed
+from fallow.engine.clients import SERVER
+from fallow.engine.kit import Kit
+from fallow.engine.party import Job, Party, begin_calls, numbers, run_step, start_of
+from fallow.engine.round import Federated
+from fallow.engine.site import Site
+from fallow.engine.slot import Slot
+from fallow.engine.strict import NotCapturable, guarded, outside
+from fallow.errors import UserError
+from fallow.methods import is_own
+from fallow.methods.plan import Plan
+
+IMAGES = 4
+MEND = "use masks (masked_mean, torch.where, descend(when=...)) and columns of the plan, or set captured = False"
+
+
+def inspect(federated: Federated) -> None:
+    """Once, as a run begins. On CUDA steps are captured for good, and what cannot be is told there."""
+    kit, o = federated.kit, federated.o
+    if models.is_own(o.model) and draws_its_own(kit):
+        cause = f"the model {o.model} draws random numbers that are torch's own, so its runs could be neither repeated nor resumed exactly"
+        raise UserError(cause, "use nn.Dropout, which is keyed, in place of F.dropout and torch.rand")
+    if is_own(o.method) and federated.method.captured and o.capture and kit.device.type == "cpu":
+        _try_capturable(federated)
+
+
+@torch.no_grad()
+def draws_its_own(kit: Kit) -> bool:
+    """Whether the run's model, trained, answers the same images differently each time, as one that calls `F.dropout` does."""
+    net, start = kit.net(), kit.initial()
+    images = torch.randn(kit.blank(IMAGES).shape, generator=torch.Generator().manual_seed(0)).to(kit.device)
+
+    def logits() -> torch.Tensor:
+        net.load(start)
+        net.begin_step()
+        return net(images, stats="batch")
+
+    try:
+        one, two = logits(), logits()
+    except RuntimeError:  # it takes no such images; its first step says so
+        return False
+    return not (torch.equal(one, two) if kit.device.type == "cpu" else torch.allclose(one, two, rtol=1e-2, atol=1e-2))
+
+
+def _try_capturable(f: Federated) -> None:
+    """`begin`, and the first step of each kind, of a few parties; any other failure is for the first round to tell."""
+    f.server.draw(0)
+    slot, o = Slot(f.kit), f.o
+    with outside(f.kit):
+        for site in _typical(f):
+            try:
+                job = f._server_job() if site.is_server else Job(site.party, 0, f.method.down(f.server, site.party))
+                _work(site, slot, job)
+            except NotCapturable as e:
+                at = own.line(e, own.find(o.method, "method"))
+                raise UserError(f"the method {o.method} cannot be captured: {at}{e}", MEND) from e
+            except Exception:
+                return
+
+
+def _typical(f: Federated) -> Iterator[Site]:
+    """The smallest of the active clients for each kind of stock: labels, unlabelled images, both; and a server that trains."""
+    sites = sorted(map(f.simulation.site, f.server.active), key=lambda site: len(site.labelled) + len(site.unlabelled))
+    yield from {(bool(len(s.labelled)), bool(len(s.unlabelled))): s for s in reversed(sites)}.values()
+    if f.server_trains:
+        yield f.simulation.site(SERVER)
+
+
+def _work(site: Site, slot: Slot, job: Job) -> None:
+    method = site.kit.method
+    slot.load(*start_of(site.kit, job))
+    party = Party(site, slot, job)
+    begin_calls(slot, party.key("begin"))
+    found = guarded(method.begin, copies=True)(party)
+    plan = method.plan(party, {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in found.items()})
+    for segment in {s.step: s for s in reversed(plan.segments) if len(s)}.values():
+        one = Plan()
+        one.segments = (segment,)
+        step = next(feed.steps(site, one, party.key("plan"), partial(numbers, party)))
+        run_step(slot, replace(step, function=guarded(step.function)))
