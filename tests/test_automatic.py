@@ -72,6 +72,23 @@ def test_ramps_go_with_the_rounds() -> None:
     assert [facts(rounds=n).ramp for n in (1, 3, 30, 600)] == [1, 1, 10, 200]
 
 
+def test_a_model_with_group_norm_gets_batch_norm_unless_images_are_tiny() -> None:
+    """Other models keep what they have; so does FedRGD, whose norm is its paper's."""
+    assert [facts(size=n).norm for n in (7, 8, 32)] == [None, "bn", "bn"]
+    assert facts(o=Config(model="wrn-28-2")).norm is None and facts(o=Config(model="emnist-cnn")).norm is None
+    assert prepared(method="fixmatch", data="few-digits").norm == "bn" and prepared(method="fedrgd", data="few-digits").norm is None
+    assert prepared(method="fixmatch", data="few-digits", norm="gn").norm == "gn"
+
+
+def test_feddures_nets_learn_like_everybodys_unless_told_how() -> None:
+    o = prepared(method="feddure", data="few-digits")
+    assert (o.optimizer, o.lr, o.virtual_lr) == ("sgd", 0.1, 0.1)
+    o = prepared(method="feddure", data="few-digits", lr=1e-3)
+    assert (o.optimizer, o.lr, o.virtual_lr) == ("adam", 1e-3, 5e-4)
+    o = prepared(method="feddure", data="few-digits", optimizer="adam")
+    assert (o.optimizer, o.lr, o.virtual_lr) == ("adam", 2e-3, 5e-4)
+
+
 # -- room in memory ----------------------------------------------------------------------------------------------------
 def test_what_an_image_keeps_for_the_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A linear layer keeps its input, two layers with a ReLU between keep that and the ReLU's output: 4 bytes a number."""
@@ -192,8 +209,9 @@ def test_plain_values_are_stored(method: str, tmp_path: Path) -> None:
     given = {k: v for k, v in FEW.items() if k != "batch"} | {"method": method, "rounds": 1}
     result = fallow.run(out=tmp_path, **given)
     stored = yaml.safe_load((result.path / "config.yaml").read_text())
-    expected = find(method).automatic(automatic.look(find(method), *_all(given)))
-    assert {k: stored[k] for k in expected if k not in given and k != "augment"} == {k: v for k, v in expected.items() if k not in given and k != "augment"}
+    options, said, source, federation = _all(given)
+    expected = automatic.without(find(method).automatic(automatic.look(find(method), options, said, source, federation)), said)
+    assert {k: stored[k] for k in expected if k != "augment"} == {k: v for k, v in expected.items() if k != "augment"}
     assert stated(result.path / "config.yaml") == prepared(**given) and "defaults" not in stored
 
 
@@ -228,5 +246,5 @@ def test_fedloke_takes_an_equal_count() -> None:
 def test_help_says_what_is_fitted(fallow_cli: Any) -> None:
     lines = fallow_cli("run", "method=fedloke", "--help").out.splitlines()
     fitted = {line.split()[0] for line in lines if line[25:31] == "fitted"}
-    assert fitted == {"rounds", "steps", "batch", "unlabelled_batch", "lr", "schedule", "clip", "entropy", "ramp_rounds"}
+    assert fitted == {"rounds", "steps", "batch", "unlabelled_batch", "lr", "schedule", "clip", "norm", "entropy", "ramp_rounds"}
     assert "(paper: 200)" in "\n".join(lines)

@@ -13,7 +13,7 @@ from fallow.config import Keys, key
 from fallow.errors import UserError
 from fallow.methods.base import Found, Held, Net, NetHandle, Party, Plan
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import Facts, common
+from fallow.methods.parts.fitting import RATES, Facts, common
 from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy
 from fallow.methods.parts.meta_pseudo import MetaPseudo, Ramped, Regulated
@@ -76,10 +76,14 @@ class FedDure(MetaPseudo):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """The released loop has its own schedule."""
+        """All nets learn as everybody's do, C-reg's virtual step too; the released loop has its own schedule."""
         assert isinstance(facts.o, FedDure.Options)
-        schedule = {} if facts.o.loop == "regulators" else {"schedule": "constant"}
-        return super().automatic(facts) | common(facts) | {"threshold": facts.threshold} | schedule
+        own: Keys = common(facts) | {"threshold": facts.threshold}
+        if facts.o.loop != "regulators":
+            own["schedule"] = "constant"
+        elif not facts.given & {"optimizer", "lr"}:
+            own |= {"optimizer": "sgd", "lr": RATES["sgd"], "virtual_lr": RATES["sgd"]}
+        return super().automatic(facts) | own
 
     @property
     def has_freg(self) -> bool:

@@ -73,7 +73,9 @@ class FedRGD(FixMatch):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        return super().automatic(facts) | common(facts)
+        """Group norm stays. Without a server's labels in every group the groups' models would part, and their mean be worth little."""
+        own: Keys = {} if facts.o.labels == "server" else {"optimizer_state": "travel", "group_models": False}
+        return super().automatic(facts) | common(facts) | {"norm": facts.o.norm} | own
 
     def plan(self, party: LabellerParty, found: Found) -> Plan:
         """T full batches, from a fresh shuffled pass (and further ones) over the party's own data."""

@@ -58,10 +58,14 @@ class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """A batch is of accepted images, and of as many labelled ones where a client has both."""
-        batch = facts.unlabelled_batch
-        server = {"server_batch": facts.batch} if facts.o.labels == "server" else {}
-        return super().automatic(facts) | {"threshold": facts.threshold, "batch": batch} | server
+        """A batch is of accepted images, and of as many labelled ones where a client has both.
+
+        Clients that label by their own batches' statistics part where their classes do, hence no batch norm there; and
+        the threshold stays the paper's, since a few wrong labels fill whole batches.
+        """
+        server = {"server_batch": facts.batch, "threshold": facts.threshold}
+        own: Keys = server if facts.o.labels == "server" else {"norm": facts.o.norm}
+        return super().automatic(facts) | {"batch": facts.unlabelled_batch} | own
 
     def holds(self) -> Held:
         return {"model": Net()} | labelling.holds(self.o, self.classes)

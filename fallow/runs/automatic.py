@@ -57,6 +57,7 @@ def look(method: type[Method], options: Config, said: Mapping[str, Any], source:
         unlabelled=_middle(len(p.unlabelled) for p in federation.clients),
         rounds=options.rounds if "rounds" in said else fitting.rounds(options),
         room=room(options, source),
+        given=frozenset(said),
     )
 
 

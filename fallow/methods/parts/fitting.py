@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fallow.config import Config, Keys
+from fallow.models import default_norm
 
 if TYPE_CHECKING:
     from fallow.methods.base import AnyMethod
@@ -23,6 +24,7 @@ LEAST = 4, 8  # of both, where memory is short
 RATES = {"sgd": 0.1, "adam": 2e-3}
 SURE = 0.55  # of the way from a guess to certainty
 RAMP = 1 / 3  # of the rounds
+SMALLEST = 8  # side of images in pixels, for batch norm
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Facts:
     unlabelled: int  # samples without, of a client (the median)
     rounds: int  # given, or by the rule
     room: int  # images that a step may hold
+    given: frozenset[str] = frozenset()  # keys that are given
 
     @property
     def batch(self) -> int:
@@ -59,6 +62,11 @@ class Facts:
         fewest, most = STEPS
         passes = max(math.ceil(self.unlabelled / self.unlabelled_batch), math.ceil(self.labelled / self.batch))
         return min(most, max(fewest, passes))
+
+    @property
+    def norm(self) -> str | None:
+        """Batch norm where a model has group norm: it learns faster, and a short run is short of steps."""
+        return "bn" if default_norm(self.o.model) == "gn" and self.size >= SMALLEST else self.o.norm
 
     @property
     def threshold(self) -> float:
@@ -85,5 +93,5 @@ def common(f: Facts) -> Keys:
     """How much a party trains, and how fast."""
     return {
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
-        "lr": RATES[f.o.optimizer], "schedule": "cosine", "clip": 1.0,
+        "lr": RATES[f.o.optimizer], "schedule": "cosine", "clip": 1.0, "norm": f.norm,
     }  # fmt: skip
