@@ -82,7 +82,7 @@ W, B = [[0.5, -0.2], [0.1, 0.3], [-0.4, 0.6]], [0.05, -0.1, 0]
 def step(sure, **options):
     bench = Bench(W, B)
     part = Part({"strong": X, "y": torch.tensor([0, 1, 2]), "sure": torch.tensor(sure)})
-    FL2(FL2.Options(**options), 3).step(bench, Batch({"u": part}, {}))
+    FL2(FL2.Options(**options), 3).step(bench, Batch({"x": Part(None), "u": part}, {}))
     return bench
 
 

@@ -45,13 +45,14 @@ class Columns(Batch):
 class FL2(Method[Slot, StatusParty, Columns]):
     """SemiFL's frame; what is kept depends on how well a client and a class are learnt, and so does a client's weight.
 
+    With labels at clients there is no server turn and no static batch norm, and each step has a labelled batch too.
     "(FL)2: Overcoming few labels in federated semi-supervised learning", NeurIPS 2024. CAT, SACR and LSAA in the paper.
     """
 
     paper = "Lee et al., NeurIPS 2024"
     keeps = "optimiser state"
     sends = "parameters; down also static BN statistics, up the mean confidence"
-    scenarios = {"server"}
+    scenarios = {"server", "clients", "some"}
     labels_how = "labels once a round, by thresholds of its own for each class"
     defaults = {
         "server_turn": "after", "statistics": "static", "optimizer_state": "keep", "weights": "uniform", "server_momentum": 0.5,
@@ -70,10 +71,14 @@ class FL2(Method[Slot, StatusParty, Columns]):
     o: Options
 
     @classmethod
+    def scenario_defaults(cls, labels: str) -> Keys:
+        return {} if labels == "server" else {"statistics": "batch"}
+
+    @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        return super().automatic(facts) | {
-            "threshold": facts.threshold, "batch": facts.unlabelled_batch, "server_batch": facts.batch,
-            "warmup_rounds": facts.rounds // 8,
+        server = {"server_batch": facts.batch} if facts.o.labels == "server" else {}
+        return super().automatic(facts) | server | {
+            "threshold": facts.threshold, "batch": facts.unlabelled_batch, "warmup_rounds": facts.rounds // 8,
         }  # fmt: skip
 
     def holds(self) -> Held:
@@ -90,10 +95,11 @@ class FL2(Method[Slot, StatusParty, Columns]):
         return {"label": label, "kept": kept, "sure": confidence >= self.o.threshold}
 
     def plan(self, party: StatusParty, found: Found) -> Plan:
-        if "label" not in found:
+        if "label" not in found or party.round < self.o.warmup_rounds:
             return super().plan(party, found)
         kept = party.unlabelled.label(found["label"], sure=found["sure"]).where(found["kept"])
-        return Plan(u=kept.batches(party.batch, "strong", epochs=party.epochs, steps=party.steps))
+        u = kept.batches(party.batch, "strong", epochs=party.epochs, steps=party.steps)
+        return Plan(x=party.labelled.batches(party.batch, "labelled"), u=u)             # labels go round while u lasts
 
     def step(self, s: Slot, b: Columns) -> None:
         z, sure = s.model(b.u.strong), b.u.sure
@@ -102,6 +108,8 @@ class FL2(Method[Slot, StatusParty, Columns]):
         apart = kl(z.detach().softmax(1), near)
         consistency = masked_mean(apart, sure) if self.o.consistency == "mean" else apart.sum()    # L_cs, Eq. 13
         loss = cross_entropy(z, b.u.y) + consistency
+        if b.x:
+            loss = loss + cross_entropy(s.model(b.x.labelled), b.x.y)
         s.descend(loss)
         s.log(loss=loss, consistency=consistency)
 
