@@ -70,9 +70,9 @@ def of_method(name: str, method: type[Method]) -> str:
     parts = [f"### `{name}`\n", f"{first} Labels at: {scenarios}.\n"]
     if own:
         parts.append(table(own, options))
-    changed = [r for r in described(options) if r[0] in Config.model_fields and default(options, r[0]) != default(Config, r[0])]
+    changed = {name: default(options, name) for name in Config.model_fields if default(options, name) != default(Config, name)}
     if changed:
-        parts.append("Common keys with another default: " + ", ".join(f"`{k}={v or 'null'}`" for k, v, *_ in changed) + ".\n")
+        parts.append("Common keys with another default: " + pairs({k: other(v, default(Config, k)) for k, v in changed.items()}) + ".\n")
     else:
         parts.append("No common key has another default.\n")
     if norm := validate(options, {"model": "wrn-28-2"}).norm:
@@ -87,6 +87,11 @@ def of_method(name: str, method: type[Method]) -> str:
 
 def default(kind: type[BaseModel], name: str) -> Any:
     return kind.model_fields[name].default
+
+
+def other(value: Any, usual: Any) -> Any:
+    """A default; of a section the keys whose default is another."""
+    return {k: v for k, v in value if v != getattr(usual, k)} if isinstance(value, Section) else value
 
 
 def pairs(keys: dict[str, Any], prefix: str = "") -> str:

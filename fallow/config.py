@@ -1,7 +1,7 @@
 """The settings of a run: typed keys with meanings, YAML, key=value, suggestions for misspelt keys.
 
-`Config` holds the keys that every run has. A method's `Options` derive from it, add the method's own keys and may
-give common keys other defaults, so one flat object is the whole setting of a run.
+`Config` holds the keys that every run has; those of parts stand in fallow/keys/. A method's `Options` derive from it, add the
+method's own keys and may give common keys other defaults, so one flat object is the whole setting of a run.
 """
 
 from __future__ import annotations
@@ -12,84 +12,32 @@ import re
 import reprlib
 import types
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ValidationError, model_validator
 
 from fallow.errors import UserError, suggest
+from fallow.keys.averaging import AveragingKeys
+from fallow.keys.labelling import LabellingKeys
+from fallow.keys.measuring import MeasuringKeys
+from fallow.keys.section import LARGEST, S, Section, key, listed
+from fallow.keys.statistics import StatisticsKeys
 from fallow.paths import open_plain
 from fallow.yamls import LENGTH, safe_yaml, why_not
 
-MOST = 10**9  # of anything that is counted
-LARGEST = 1e38  # what float32 holds
 VERSION = 1  # of the stored config; a change of meaning counts up
 
 Labels = Literal["server", "clients", "some", "all"]
 Turn = Literal["before", "after", "beside", "before+last", "after+last"]
-Statistics = Literal["average", "server", "static", "batch"]
 Kept = Literal["reset", "keep", "travel"]
 Weights = Literal["samples", "labelled", "uniform", "half"]
 Reading = Literal["recommended", "paper", "released"]
-Labeller = Literal["current", "received", "received-each", "local-ema"]
-Average = Literal["mean", "grouped", "dma"]
-Split = Literal["balanced", "ceil-blocks"]
-Measure = Literal["classes", "prior", "diversity", "labels"]
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
 
 
-Keys: TypeAlias = dict[str, Any]  # of the configuration, and their values
-
-
-def key(default: Any, meaning: str, symbol: str = "", **limits: Any) -> Any:
-    """A key of the configuration: default, meaning, the paper's symbol, limits (`ge=0`, ...).
-
-    >>> from fallow import Method, key
-    >>> class Sharp(Method):
-    ...     class Options(Method.Options):
-    ...         sharpness: float = key(0.1, "weight of the entropy", "beta", ge=0)
-    >>> Sharp.Options().sharpness
-    0.1
-    """
-    return Field(default, description=meaning, json_schema_extra={"symbol": symbol} if symbol else None, **limits)
-
-
-def with_defaults(kind: type[Config], defaults: Mapping[str, Any]) -> type[Config]:
-    """The same keys, some with another default."""
-    fields: dict[str, Any] = {}
-    for name, value in defaults.items():
-        if name not in kind.model_fields:
-            raise UserError(f"there is no key {name!r} to have another default", suggest(name, list(kind.model_fields)))
-        old = kind.model_fields[name]
-        if isinstance(old.default, Section):
-            raise UserError(f"{name} is a section, whose entries cannot have other defaults", "give them in scenario_defaults")
-        limited = Annotated[(old.annotation, *old.metadata)] if old.metadata else old.annotation  # type: ignore[valid-type]
-        fields[name] = (limited, Field(value, description=old.description, json_schema_extra=old.json_schema_extra))
-    return create_model(kind.__name__, __base__=kind, __module__=kind.__module__, **fields)
-
-
-def listed(value: Any) -> Any:
-    """`a,b` as a list, as one types it; none as an empty one."""
-    return [w.strip() for w in value.split(",") if w.strip()] if isinstance(value, str) else () if value is None else value
-
-
-S = TypeVar("S", bound="Section")
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), validate_default=False, allow_inf_nan=False)
-
-    @model_validator(mode="after")
-    def _not_endless(self) -> Section:
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if isinstance(value, int) and value > MOST and not name.endswith("seed"):
-                section = f"{type(self).__name__.lower()}." if type(self).__base__ is Section and type(self).__name__ != "Config" else ""
-                raise ValueError(f"{section}{name} is larger than {MOST:,}; give a smaller count")
-        return self
-
-
 class Image(Section):
+    prefix = "image."
     size: int | None = key(None, "side in pixels the images are brought to", ge=4)
     fit: Literal["pad", "resize", "crop"] = key("pad", "how: zero-pad, resize, or crop (the centre, resized)")
     channels: int | None = key(None, "1 (grey) or 3 (colour)", ge=1, le=3)
@@ -97,6 +45,7 @@ class Image(Section):
 
 
 class Augment(Section):
+    prefix = "augment."
     labelled: str = key("weak", "view of labelled images")
     weak: str = key("weak", "the weak view")
     strong: str = key("ra-mc", "the strong view")
@@ -107,17 +56,19 @@ class Augment(Section):
     @model_validator(mode="after")
     def _size(self) -> Augment:
         if isinstance(self.cutout, int) and self.cutout < 1:
-            raise ValueError(f"augment.cutout={self.cutout} is not a positive count; give 1 or more, or none")
+            raise UserError(f"augment.cutout={self.cutout} is not a positive count", "give 1 or more, or none")
         return self
 
 
-class Config(Section):
+class RunKeys(Section):
     method: str = key("fixmatch", "the method: a name, or FILE.py:Class")
     reading: Reading = key("recommended", "which side to take where paper and authors' code disagree")
     seed: int = key(0, "every random draw follows from it", ge=0)
     split_seed: int | None = key(None, "of the split and the choice of labels alone (default: seed)", ge=0)
     active_seed: int | None = key(None, "of which clients take part in each round alone (default: seed)", ge=0)
 
+
+class DataKeys(Section):
     data: str = key("digits", "the data set, or the path of a folder of images, a .csv or an .npz")
     data_dir: str | None = key(None, "where the data sets lie (default: FALLOW_DATA, else ~/.cache/fallow)")
     layout: Literal["auto", "classes", "sites"] = key("auto", "folders of one's own images: a folder per class, or per site with one per class in it")
@@ -127,6 +78,8 @@ class Config(Section):
     model: str = key("small-cnn", "the model: a name, or FILE.py:Class")
     norm: Literal["bn", "bn-batch", "sbn", "gn", "none"] | None = key(None, "normalisation layers (default: the model's)")
 
+
+class FederationKeys(Section):
     labels: Labels = key("clients", "who has labels: the server, every client, some clients, or all of the data")
     label_count: int | None = key(None, "labels in the whole federation", ge=1)
     label_ratio: float | None = key(None, "share of each client's samples that is labelled", gt=0, le=1)
@@ -135,13 +88,15 @@ class Config(Section):
     label_pick: Literal["random", "first"] = key("random", "which samples are labelled: at random, or the first")
     labelled_clients: float | None = key(None, "how many clients have labels where labels=some: a count or a share", gt=0)
     validation: float | None = key(None, "labels held out of training, to test on and to keep the best round by: a share below 1, or a count", gt=0)
-    labelled_as_unlabelled: bool | Literal["alias"] = key(False, "labelled samples also serve as unlabelled ones; alias: others in their place, as FedDB's released code")
+    labelled_as_unlabelled: bool | Literal["alias"] = key(False, "labelled samples also serve as unlabelled ones; alias: an indexing bug of FedDB's release, reproduced: the unlabelled samples at the same positions")
     unlabelled_ratio: float = key(1.0, "share of the unlabelled samples that is used", ge=0, le=1)
     clients: int = key(10, "how many clients the federation has, 1 or more", "M", ge=1)
     active: float | None = key(None, "clients that take part in a round: a count, or a share below 1 (default: all)", "S", gt=0)
     partition: str = key("iid", "how labelled data (and by default unlabelled data) is split over clients")
     unlabelled_partition: str | None = key(None, "how unlabelled data is split (default: like `partition`)")
 
+
+class TrainingKeys(Section):
     rounds: int = key(30, "how many rounds the run has, 1 or more", "T", ge=1)
     warmup_rounds: int = key(0, "rounds at the start in which only parties with labels train", ge=0)
     epochs: float | None = key(1, "passes over its data a client makes in a round", "E", gt=0, le=1e6)
@@ -163,44 +118,18 @@ class Config(Section):
     prox_mode: Literal["gradient", "decoupled"] = key("gradient", "pull inside the gradient, or after the optimiser")
     schedule: str = key("constant", "constant | cosine | cosine-7-16, options after commas")
     optimizer_state: Kept = key("reset", "local optimiser state: new each round, kept at the client, or travelling")
+
+
+class ServerKeys(Section):
     weights: Weights = key("samples", "what a client weighs in the mean")
-    statistics: Statistics = key("average", "batch norm's running statistics: who makes them")
-    sbn: Literal["cumulative", "pooled", "federated"] = key("cumulative", "how static statistics are made")
-    sbn_data: Literal["all", "active", "server"] = key("all", "whose data static statistics are made of")
-    sbn_order: Literal["authors", "shuffled"] = key("authors", "order of the images in that pass")
-    sbn_passes: int | Literal["exact"] = key(1, "passes of the federated protocol")
     server_turn: Turn = key("beside", "when a server with labels trains")
     server_optimizer_state: Literal["keep", "reset"] = key("keep", "optimiser state of a server that trains: kept, or new each round")
     server_lr: float = key(1.0, "the server's step towards the mean", gt=0)
     server_momentum: float = key(0.0, "the server's momentum", ge=0, lt=1)
     average_base: Literal["distributed", "trained"] = key("distributed", "server_turn=beside: what server momentum starts from")
 
-    labeller: Labeller | None = key(None, "who makes pseudo-labels: the net in training, the model as received (once a round, or for each batch), or a kept average (default: the method's own way)")
-    debias: bool = key(False, "divide predictions by the party's mean prediction before labelling (DPL)")
-    app_u_source: Literal["round-start", "running"] = key("round-start", "debias: the mean prediction stays for the round, or follows the batches that are labelled")
-    app_u_momentum: float = key(0.5, "what the mean prediction weighs against a pass over the samples (FedDB: against a step)", "gamma", ge=0, le=1)
-    labeller_ema: float = key(0.7, "local-ema: what the kept labeller weighs against the received model", "mu", ge=0, le=1)
-    labeller_decay: float = key(0.999, "local-ema: decay at each step", ge=0, le=1)
-    average: Average = key("mean", "one mean by `weights`; group models and their mean; or weights that undo the classes' bias")
-    groups: int | Literal["auto"] = key("auto", "grouped: how many groups; auto: one per ten active clients, at least 2", "S")
-    group_assignment: Literal["slot", "history", "fixed"] = key(
-        "slot", "grouped: a client starts from the model of the group it is drawn into, was in last, or is in for good"
-    )
-    group_split: Split = key("balanced", "grouped: sizes differ by at most 1, or blocks of ceil(C/S) with the rest last")
-    group_models: bool = key(True, "grouped: clients start from a group's model; false: all from the mean of the groups")
-    server_replicas: Literal["shared", "per-group"] = key(
-        "shared", "grouped, server_turn=beside: one trained server model in all groups, or one for each, of its own batches and state"
-    )
-    server_copies: int = key(1, "mean, grouped: how often the server counts in a mean", ge=1)
-    dma: Literal["code", "paper-post", "paper-loop", "simplex"] = key(
-        "code", "dma: weights as released, as printed (softmax after or in the loop), or exact"
-    )
-    dma_steps: int = key(100, "dma: descent steps of the released and the printed forms", "E_aggr", ge=0, le=10**6)
-    dma_lr: float = key(1.0, "dma: their step size", "eta_aggr", gt=0)
-    dma_momentum: float = key(0.0, "dma: heavy-ball momentum of the printed forms", ge=0, lt=1)
-    dma_ridge: float = key(1e-8, "dma=simplex: pull towards equal weights, which makes the minimum unique", "rho", gt=0)
-    dma_floor: float = key(0.0, "dma=simplex: least weight of a client, as a share of 1/S", "f", ge=0, lt=1)
 
+class DeviceKeys(Section):
     device: str = key("auto", "cpu, cuda, cuda:N, or auto")
     precision: Literal["auto", "fp32", "tf32", "bf16"] = key("auto", "auto: bf16 on CUDA, fp32 on CPU")
     slots: int | Literal["auto"] = key("auto", "parties that train at once")
@@ -211,41 +140,43 @@ class Config(Section):
     deterministic: bool = key(False, "exactly repeatable on CUDA (CPU always is)")
     keep_memory: float = key(4.0, "GiB of the device's memory for what clients keep; the rest goes to disk", ge=0, le=1e9)
     view_memory: float = key(1.0, "GiB for views made ahead", gt=0, le=1e9)
+
+
+class TestingKeys(Section):
     eval_every: int = key(1, "rounds between evaluations", ge=1)
     eval_batch: int = key(250, "images per evaluation batch", ge=1)
     checkpoint_every: int = key(1, "rounds between checkpoints", ge=1)
     rank_timeout: float = key(600.0, "seconds after which a silent process of torchrun's is given up", gt=0)
-    measure: Annotated[tuple[Measure, ...], BeforeValidator(listed)] = key((), "what else to measure, a list: classes, prior, diversity, labels")
-    measure_every: int = key(1, "rounds between such measurements; the last is always measured", ge=1)
-    diversity_scale: Literal["paper", "times-n"] = key("paper", "gradient diversity as printed, or times n where squared, as FedRGD's figures")
-    diversity_scope: Literal["global", "per-group"] = key("global", "over all parties, or within each group (average=grouped) and averaged")
-    diversity_norms: bool = key(True, "norm layers' parameters count in gradient diversity")
     track: Annotated[tuple[Tracker, ...], BeforeValidator(listed)] = key((), "where each round is logged too, a list: tensorboard, wandb, mlflow")
 
+
+class Config(
+    MeasuringKeys, TestingKeys, DeviceKeys, AveragingKeys, LabellingKeys, StatisticsKeys, ServerKeys, TrainingKeys, FederationKeys, DataKeys, RunKeys
+):  # pydantic lists the last base's keys first
     def refuse(self) -> None:
         """Raises a UserError where a method's settings make no sense together."""
 
     @model_validator(mode="after")
     def _counts(self) -> Config:
         if self.active is not None and self.active >= 1 and self.active != int(self.active):
-            raise ValueError(f"active={self.active:g} is neither a count nor a share; give a whole number, or one below 1")
+            raise UserError(f"active={self.active:g} is neither a count nor a share", "give a whole number, or one below 1")
         if self.validation is not None and self.validation >= 1 and self.validation != int(self.validation):
-            raise ValueError(f"validation={self.validation:g} is neither a count nor a share; give a whole number, or one below 1")
+            raise UserError(f"validation={self.validation:g} is neither a count nor a share", "give a whole number, or one below 1")
         for name in ("batch", "steps", "unlabelled_batch", "slots", "sbn_passes"):
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
-                raise ValueError(f"{name}={value} is not a positive count; give 1 or more")
+                raise UserError(f"{name}={value} is not a positive count", "give 1 or more")
         if self.epochs is None and self.steps is None:
-            raise ValueError("neither epochs nor steps says how much a client trains; give one of them")
+            raise UserError("neither epochs nor steps says how much a client trains", "give one of them")
         _check_unlabelled(self.unlabelled_batch, self.batch)
         if self.active is not None and self.active > self.clients:
-            raise ValueError(f"active={self.active:g} is more than clients={self.clients}; lower active or raise clients")
+            raise UserError(f"active={self.active:g} is more than clients={self.clients}", "lower active or raise clients")
         if self.labelled_clients is not None and self.labels != "some":
-            raise ValueError(f"labelled_clients={self.labelled_clients:g}, but labels={self.labels}; use labels=some, or leave it out")
+            raise UserError(f"labelled_clients={self.labelled_clients:g}, but labels={self.labels}", "use labels=some, or leave it out")
         if self.diversity_scope == "per-group" and self.average != "grouped":
-            raise ValueError(f"diversity_scope=per-group, but average={self.average} makes no groups; use average=grouped")
+            raise UserError(f"diversity_scope=per-group, but average={self.average} makes no groups", "use average=grouped")
         if sum(v is not None for v in (self.label_count, self.label_ratio, self.label_per_class)) > 1:
-            raise ValueError("labels are counted in more than one way; give one of label_count, label_ratio and label_per_class")
+            raise UserError("labels are counted in more than one way", "give one of label_count, label_ratio and label_per_class")
         return self
 
     def seed_of(self, part: Literal["split", "active"]) -> int:
@@ -265,9 +196,9 @@ def _check_unlabelled(size: int | str, batch: int | str) -> None:
         return
     word, _, times = size.partition(":")
     if not (size == "equal" or (word == "ratio" and re.fullmatch("0*[1-9][0-9]{0,8}", times))):
-        raise ValueError(f"unlabelled_batch={size} is not known; use a count, match-steps, match-steps:floor, equal, ratio:N or full")
+        raise UserError(f"unlabelled_batch={size} is not known", "use a count, match-steps, match-steps:floor, equal, ratio:N or full")
     if batch == "full":
-        raise ValueError(f"unlabelled_batch={size} is a multiple of a batch that is full; use unlabelled_batch=full, or a count for batch")
+        raise UserError(f"unlabelled_batch={size} is a multiple of a batch that is full", "use unlabelled_batch=full, or a count for batch")
 
 
 def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
@@ -360,9 +291,6 @@ def validate(kind: type[S], values: Mapping[str, Any]) -> S:
         return kind(**known)
     except ValidationError as e:
         first = e.errors()[0]
-        if first["type"] == "value_error":
-            cause, _, remedy = str(first["ctx"]["error"]).partition("; ")
-            raise UserError(cause, remedy or "see docs/keys.md") from None
         path = [str(p) for p in first["loc"]]
         section = path[0] in kind.model_fields and isinstance(kind.model_fields[path[0]].default, Section)
         name = ".".join(path[: 2 if section else 1])

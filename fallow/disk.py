@@ -59,7 +59,7 @@ def read(path: Path, remedy: str = "restore it from a copy") -> bytes:
 
 
 def remove(path: Path) -> None:
-    """What lies there is gone: a file, or a folder in a file's place."""
+    """What lies there is gone: a file, a folder, or a pipe in their place, which to open would wait for ever."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

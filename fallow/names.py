@@ -16,6 +16,8 @@ METHODS: dict[str, str] = {
     "fedloke": "fallow.methods.fedloke:FedLoKe",
     "feddure": "fallow.methods.feddure:FedDure",
     "fedmatch": "fallow.methods.fedmatch:FedMatch",
+    "semifed": "fallow.methods.semifed:SemiFed",
+    "fml": "fallow.methods.fml:FML",
     "sage": "fallow.methods.sage:SAGE",
     "fl2": "fallow.methods.fl2:FL2",
     "proxyfl": "fallow.methods.proxyfl:ProxyFL",

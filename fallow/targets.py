@@ -61,9 +61,11 @@ def is_run(path: Path) -> bool:
 
 
 def no_run(path: Path, flag: str) -> None:
-    """Refuses a folder for runs that is itself a run."""
-    if is_run(path):
-        raise UserError(f"{path} is a run", f"choose a folder for runs with {flag}")
+    """Refuses a folder for runs that is itself a run, or lies in one."""
+    whole = path.resolve()
+    for above in (whole, *whole.parents):
+        if is_run(above):
+            raise UserError(f"{path} is a run" if above == whole else f"{path} lies in the run {above}", f"choose a folder for runs with {flag}")
 
 
 def _check_outside(path: Path, flag: str) -> bool:

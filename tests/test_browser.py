@@ -141,6 +141,7 @@ def test_light_and_dark(seen: Browser, runs: Path, tmp_path: Path) -> None:
 def test_a_phone(seen: Browser, runs: Path, tmp_path: Path) -> None:
     seen.size(360, 780, phone=True)
     opened(seen, tmp_path, runs)
+    assert seen.js("const s = [...document.querySelectorAll('section select')].filter((e) => e.options.length); s.forEach((e) => e.options[0].text = 'x'.repeat(80)); return s.length") >= 2
     assert seen.js("return document.documentElement.scrollWidth") == 360
     assert seen.js("return Math.max(...[...document.querySelectorAll('.card')].map((c) => c.getBoundingClientRect().right))") <= 360
     assert pixels(seen, "Test accuracy in %", COLOURS[0]) > 100
@@ -255,8 +256,17 @@ MATRIX = CHART + "return [...card.querySelectorAll('text.cell')].map((t) => +t.t
 
 def test_scores_are_drawn(seen: Browser, runs: Path, tmp_path: Path) -> None:
     """Confusions of the chosen group, its runs together; calibration, classes and a table."""
+    runs = Path(shutil.copytree(runs, tmp_path / "validated"))
+    for path in runs.iterdir():
+        (path / "manifest.json").unlink()
+        summary = json.loads((path / "summary.json").read_text())
+        summary["scores"]["validation"] = summary["scores"]["test"]
+        summary["validation"] = {"best": 0.5, "best_round": 1, "test": {"accuracy": 0.4}}
+        (path / "summary.json").write_text(json.dumps(summary))
     opened(seen, tmp_path, runs)
     assert "Scores" in seen.js(SHOWN)
+    assert "test there" in seen.js(TABLE, "runs")
+    assert seen.js("return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText.slice(0, 40))") == []
     for method in ("fedavg", "fixmatch"):
         found = [json.loads((runs / f"{method}-{s}" / "summary.json").read_text())["scores"]["test"] for s in (0, 1)]
         counts = [[sum(cells) for cells in zip(*rows)] for rows in zip(*(f["confusion"] for f in found))]

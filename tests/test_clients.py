@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import TINY
 
+from fallow.data.holdings import Holding
 from fallow.engine.clients import Reply, Request
+from fallow.engine.eager import Eager
+from fallow.engine.kit import Declared, Kit
 from fallow.engine.local import Local
 from fallow.engine.party import Job, Outcome
 from fallow.engine.round import Federated
+from fallow.engine.site import Site, Sites
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method, Net, Update, Value
 from fallow.methods.parts.averaging import mean
@@ -172,3 +179,25 @@ def test_what_a_late_client_keeps_takes_effect_with_its_update(tmp_path: Path) -
     assert sorted(f.keep.version) == [0, 2, 3]
     f.round(1)
     assert f.keep.version == {0: 2, 1: 2, 2: 2, 3: 2}
+
+
+# -- a site ------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["fixmatch", "semifl", "fedloke"])
+def test_a_party_knows_its_own_images_and_what_is_declared(name: str, tmp_path: Path) -> None:
+    """On a machine of its own, from nothing else, it comes to the bits that it comes to in a simulation."""
+    f = federated(tmp_path, set(), method=name, labels="some", threshold=0.12) if name != "fedloke" else federated(tmp_path, set(), method=name)
+    f.server.draw(0)
+    request = next(r for r in f._requests() if r.party == f.server.active[0])
+    want = next(r for r in f.clients.train([request])[0] if r is not None)
+    o, held = f.o, f.simulation.federation.clients[request.party]
+    rows = np.concatenate([held.labelled, held.unlabelled])
+    own = Holding(np.arange(len(held.labelled)), np.arange(len(held.labelled), len(rows)))
+    labels = np.where(np.arange(len(rows)) < len(held.labelled), f.simulation.labels[rows], -1)
+    declared = Declared.read(json.loads(json.dumps(asdict(f.kit.declared))))
+    assert declared == f.kit.declared
+    kit = Kit(o, type(f.method)(o, declared.classes), declared)
+    site = Site(kit, request.party, own, f.simulation.images[torch.from_numpy(rows)].clone(), labels)
+    found = Eager(Sites(kit, {request.party: site})).run([Job(**vars(request))])[0]
+    assert (found.steps, found.samples, found.lr) == (want.steps, want.samples, want.lr) and found.update is not None and want.update is not None
+    assert torch.equal(found.update["model"].groups["parameters"], want.update["model"].groups["parameters"])
+    assert found.logs.keys() == want.logs.keys() and torch.equal(found.logs["loss"], want.logs["loss"])

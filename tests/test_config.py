@@ -100,6 +100,20 @@ def test_the_later_wins(example: Any) -> None:
     assert example({"labels": "server", "batch": 9}).batch == 9
 
 
+def test_a_section_has_other_defaults_key_by_key(example: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(Example):
+        defaults = {"augment": {"strong": "ra-usb", "cutout": "none"}, "lr": 0.25}
+
+    monkeypatch.setattr(settings, "find", lambda _: Other)
+    o = example({"augment": {"weak": "plain"}}, augment={"cutout": 4})
+    assert (o.augment.strong, o.augment.weak, o.augment.cutout, o.lr) == ("ra-usb", "plain", 4, 0.25)
+    assert Example.Options().augment.strong == "ra-mc"
+    with pytest.raises(UserError, match=r"augment.cutout=0 is not a positive count"):
+        example({}, augment={"cutout": 0})
+    with pytest.raises(UserError, match="there is no key 'stong'"):
+        type("Wrong", (Example,), {"defaults": {"augment": {"stong": "plain"}}})
+
+
 def test_readings(example: Any) -> None:
     assert example({}).momentum == 0.9
     assert example({}, reading="paper").momentum == 0.1 and example({"reading": "paper"}).mine == 3
@@ -165,7 +179,7 @@ def test_other_defaults() -> None:
         with pytest.raises(UserError, match=words):
             validate(Third.Options, keys)
     assert validate(Third.Options, {"measure": "classes,prior"}).measure == ("classes", "prior")
-    for wrong, words in (({"lrr": 1}, "there is no key 'lrr'"), ({"augment": {}}, "augment is a section")):
+    for wrong, words in (({"lrr": 1}, "there is no key 'lrr'"), ({"augment": "ra-usb"}, "augment is a section")):
         with pytest.raises(UserError, match=words):
             type("Wrong", (Example,), {"defaults": wrong})
 

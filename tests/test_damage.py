@@ -252,6 +252,8 @@ def test_litter(run: Path, runs: tuple[Path, Path]) -> None:
         (run / name).mkdir()
     for name in (".x.part", ".x.part/y", "keep/0", "keep/7-7.safetensors"):  # folders where files might be
         (run / name).mkdir()
+    for name in ("checkpoint/.8.part", "checkpoint/5", "keep/8-8.safetensors"):  # pipes where folders or files might be
+        os.mkfifo(run / name)
     for name in (".metrics.jsonl.part", "federation.npzab12.part", "keep/.3-9.safetensors.part"):
         (run / name).write_text("half")
     same(fallow.resume(run).path, runs[1])
@@ -372,3 +374,35 @@ def test_two_checkpoints_stay(tmp_path: Path) -> None:
     run = fallow.run(out=tmp_path, name="run", stop_after=3, **KEYS | {"checkpoint_every": 2}).path
     assert sorted(p.name for p in (run / "checkpoint").iterdir()) == ["2", "3"]
     assert [r["round"] for r in rows(run)] == [1, 2, 3]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="asks Linux what a descriptor is of")
+def test_what_is_named_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a power cut: whatever takes a name was synced before, and its folder afterwards; so were the rows that a checkpoint covers."""
+    told: list[tuple[str, str, str]] = []
+    fsync = os.fsync
+
+    def synced(descriptor: int) -> None:
+        told.append(("synced", os.readlink(f"/proc/self/fd/{descriptor}"), ""))
+        fsync(descriptor)
+
+    def noting(name: Callable[..., None]) -> Callable[..., None]:
+        def noted(source: Any, target: Any) -> None:
+            told.append(("named", str(Path(source).absolute()), str(Path(target).absolute())))
+            name(source, target)
+
+        return noted
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", noting(os.replace))
+    monkeypatch.setattr(os, "rename", noting(os.rename))
+    run = fallow.run(out=tmp_path, name="run", **KEYS | {"rounds": 2, "validation": 0.2}).path.resolve()
+    named = [(at, source, Path(target)) for at, (what, source, target) in enumerate(told) if what == "named" and target.startswith(str(run))]
+    assert {"manifest.json", "model.safetensors", "summary.json", "index.json", "server.safetensors", "1", "2"} <= {target.name for *_, target in named}
+    assert {"keep", "best", "checkpoint"} <= {target.parent.name for *_, target in named}
+    for at, source, target in named:
+        assert ("synced", source, "") in told[:at], target
+        assert ("synced", str(target.parent), "") in told[at:], target
+    for round in (1, 2):
+        before = told[: next(at for at, _, target in named if target == run / "checkpoint" / str(round))]
+        assert before.count(("synced", str(run / "metrics.jsonl"), "")) == round

@@ -310,6 +310,19 @@ def test_npz_with_text_beside_arrays(tmp_path):
         load(f"numpy:{zipped(path, images=b'hello', labels__npy=four)}")
 
 
+def test_matlab_files_that_do_not_fit(tmp_path, monkeypatch):
+    """A header may promise what the file unpacks to, or what it does not have."""
+    from scipy.io import savemat
+
+    (tmp_path / "svhn").mkdir()
+    file = tmp_path / "svhn" / "train_32x32.mat"
+    savemat(file, {"X": np.zeros((32, 32, 3, 4096), np.uint8), "y": np.ones((4096, 1), np.uint8)}, do_compression=True)
+    assert file.stat().st_size < 1 << 20
+    small(monkeypatch, 8)
+    with pytest.raises(UserError, match=r"reading .*train_32x32.mat takes .* MiB of memory, and 8.0 MiB are free"):
+        load("svhn", tmp_path)
+
+
 def test_npz_that_does_not_fit(tmp_path, monkeypatch):
     small(monkeypatch, 3)
     np.savez_compressed(tmp_path / "own.npz", images=np.zeros((4, 1024, 1024), np.uint8), labels=np.zeros(4, int))

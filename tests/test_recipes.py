@@ -6,7 +6,7 @@ from fallow.config import merge
 from fallow.data.partitions import parse
 from fallow.errors import UserError
 from fallow.methods import find
-from fallow.methods.parts.meta_pseudo import multiplier
+from fallow.methods.feddure_released import multiplier
 from fallow.report import published
 from fallow.report.grid import Grids
 from fallow.report.published import table_name

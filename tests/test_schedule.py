@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
+from fallow.schedule import Schedule
 
 EPOCH, T = 1024, 16  # FedRGD's epoch in steps, and the steps of one of its rounds
 

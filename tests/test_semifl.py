@@ -27,7 +27,6 @@ from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.party import SERVER, Job, Party, run_step
 from fallow.engine.policies import STATIC
 from fallow.engine.round import Federated
-from fallow.engine.schedule import Schedule
 from fallow.engine.server import Server
 from fallow.engine.simulation import Simulation
 from fallow.engine.slot import Slot
@@ -38,6 +37,7 @@ from fallow.methods.semifl import SemiFL
 from fallow.methods.state import State
 from fallow.runs import prepare
 from fallow.runs.settings import resolve
+from fallow.schedule import Schedule
 
 CPU = torch.device("cpu")
 SMALL = {"label_count": 50, "clients": 4, "unlabelled_ratio": 0.15, "rounds": 3, "norm": "bn", "slots": 1, "device": "cpu", "defaults": "paper"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from fallow.engine.party import run_step
 from fallow.engine.replay import complain
 from fallow.engine.round import Federated
 from fallow.engine.slot import Slot
-from fallow.engine.slots import CapturedSlot, Graph, Slots, ahead
+from fallow.engine.slots import CapturedSlot, Graph, Slots, steps_before_next_party
 from fallow.errors import UserError
 from fallow.machine import device_of
 from fallow.methods import find
@@ -339,8 +340,9 @@ def test_other_errors_are_not_taken_for_it(tmp_path: Path, device: Device, monke
         raise RuntimeError("shapes do not match")
 
     monkeypatch.setattr(CapturedSlot, "make", failing)
-    with pytest.raises(RuntimeError, match="shapes do not match"):
+    with pytest.raises(RuntimeError, match="shapes do not match") as error:
         fallow.run(out=tmp_path, **MANY)
+    assert re.fullmatch(r"in `step` of \w+, client \d, round 1, step 1", error.value.__notes__[0])
     assert not out_of_memory(ValueError("no")) and out_of_memory(
         RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling")
     )
@@ -390,7 +392,7 @@ def test_there_are_so_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_how_far_parties_get_before_the_next_is_let_in() -> None:
     """Eight steps of SemiFL's 30 images, or about a thousand images."""
-    assert [ahead(n) for n in (0, 30, 125, 126, 400, 1064)] == [8, 8, 8, 7, 2, 1]
+    assert [steps_before_next_party(n) for n in (0, 30, 125, 126, 400, 1064)] == [8, 8, 8, 7, 2, 1]
     view = torch.zeros(5, 3, 8, 8)
     tensors = {("u", "weak"): view, ("u", "strong"): view, ("x", "labelled"): view[:2], ("u", "y"): torch.zeros(5)}
     assert Step(lambda s, b: None, tensors, ()).images == 12

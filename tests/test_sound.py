@@ -12,12 +12,13 @@ from conftest import TINY
 from test_rounds import set_up
 
 import fallow
-from fallow.config import LARGEST, MOST, Config, Section, takes
+from fallow.config import Config, takes
 from fallow.engine import round as round_module
 from fallow.engine.finite import defined, sound
 from fallow.engine.party import Party
 from fallow.engine.round import Federated
 from fallow.errors import UserError
+from fallow.keys.section import LARGEST, MOST, Section
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method, Net, Update, Value
 from fallow.methods.state import State
@@ -38,7 +39,8 @@ def state(*numbers: float) -> State:
     (torch.tensor([1.0, INF]), True), (torch.tensor([NAN, INF]), False), (torch.tensor([]), True), (torch.tensor([1, 2]), True),
     (torch.tensor([1e300, 2.0], dtype=torch.float64), True),
     ({"a": [1.0, ({"b": NAN},)]}, False), ({"a": [INF, "nan", None, True, 10**400]}, True),
-    ([torch.zeros(2), {"x": state(0.0)}, torch.full((3, 3), NAN)], False),
+    ([torch.zeros(2), {"x": state(0.0)}, torch.full((3, 3), NAN)], False), (torch.tensor([NAN], dtype=torch.float16), False),
+    (torch.tensor([1 + 2j, complex(0, NAN)]), False), (torch.tensor([1 + 2j, complex(INF, 0)]), True),
 ])  # fmt: skip
 def test_what_is_sound(tree: Any, good: bool) -> None:
     assert bool(sound(tree)) is good
@@ -221,6 +223,16 @@ def test_a_run_whose_first_round_diverges(fallow_cli: Any) -> None:
     told = fallow_cli("run", "method=fixmatch", "label_count=50", "clients=3", "steps=3", "rounds=1", "server_lr=1e38", "--name", "far")
     assert told.sentence.endswith("became NaN or infinite in round 1; lower server_lr; the rounds before it are kept.")
     assert Path("runs/far/metrics.jsonl").read_text() == "" and not Path("runs/far/checkpoint").exists()
+
+
+@pytest.mark.parametrize(("keys", "remedy"), [
+    ({}, "lower lr, or set clip=1; "), ({"server_momentum": 0.5}, "lower lr or server_momentum, or set clip=1; "),
+    ({"server_lr": 2.0}, "lower server_lr; "), ({"server_lr": 2.0, "server_momentum": 0.5}, "lower server_lr or server_momentum; "),
+])  # fmt: skip
+def test_what_to_try(keys: dict[str, float], remedy: str, tmp_path: Path) -> None:
+    f = set_up(tmp_path, method="fedavg", labels="clients", epochs=1, **keys)
+    assert f._diverged("x").remedy.startswith(remedy)
+    assert f._diverged("x", at_server=False).remedy.startswith("lower lr, or set clip=1; ")
 
 
 def test_a_log_without_a_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

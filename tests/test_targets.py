@@ -236,6 +236,15 @@ def test_a_run_removes_only_what_it_made(tmp_path: Path) -> None:
     assert all(path.read_text() == "years of work" for path in mine)
 
 
+@pytest.mark.parametrize("out", ["one", "one/checkpoint", "./other/../one/keep", "one/mine"])
+def test_a_run_is_no_folder_for_runs(out: str, fallow_cli: Any, place: Path) -> None:
+    before = everything(place / "one")
+    words = [f"{k}={v}" for k, v in (TINY | {"method": "fedavg", "rounds": 1}).items()]
+    assert fallow_cli("run", *words, "--out", out, "--name", "9").sentence.startswith(f"{Path(out)} {'is a run' if out == 'one' else 'lies in the run '}")
+    assert fallow_cli("run", *words, "--out", "runs", "--name", f"../{out}/9").sentence
+    assert everything(place / "one") == before
+
+
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
 def test_a_lock_that_is_none(kind: str, tmp_path: Path, fallow_cli: Any) -> None:
     """A received folder's link would have somebody's file emptied, its pipe would be waited for."""

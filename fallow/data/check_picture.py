@@ -17,6 +17,7 @@ from fallow.paths import shown
 SITES = ("#d9730d", "#1f6fb2", "#4c9a6a", "#9b5fb0", "#b8a13a", "#c25b6e", "#5f7f8c", "#8a6f52")
 OTHERS = "#b5b5b5"
 MOST = 40  # classes; of more the first ones
+MANY = 10  # times as many images as the mean, of a size that stands out
 
 
 def writable(path: Path, force: bool) -> Path:
@@ -57,7 +58,10 @@ def _counts(axis: Any, c: Checked) -> None:
     whole = np.array([c.count(k) for k in classes] + [c.count(unlabelled=True)])
     if (rest := whole - left).any():
         axis.barh(places, rest, left=left, height=0.7, color=OTHERS, label="at other sites")
+    for place, count in zip(places, whole):
+        axis.annotate(f"{count:,}", (count, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5, color=PALE)
     tested = [c.count(k, test=True) for k in classes]
+    axis.set_xlim(0, 1.12 * max(1, *whole, *tested))
     axis.plot(tested, places[:-1], "|", color=INK, markersize=11, markeredgewidth=1.6, label="test images")
     axis.set_yticks(places, names)
     axis.invert_yaxis()
@@ -71,12 +75,15 @@ def _sizes(axis: Any, c: Checked) -> None:
     """A disc per size, its area as the number of images."""
     found, counts = np.unique(np.array([look.size for look in c.seen.values()], int).reshape(-1, 2), axis=0, return_counts=True)
     if len(found):
-        axis.scatter(found[:, 1], found[:, 0], s=12 + 240 * counts / counts.max(), color=SITES[1], alpha=0.55, linewidth=0)
+        few = counts.max() < MANY * counts.mean()  # no size stands out
+        area, alpha = (10.0, max(0.25, min(0.55, 60 / len(found)))) if few else (12 + 240 * counts / counts.max(), 0.55)
+        axis.scatter(found[:, 1], found[:, 0], s=area, color=SITES[1], alpha=alpha, linewidth=0)
         top = float(found.max()) * 1.12
         axis.plot([0, top], [0, top], color=GRID, linewidth=1, zorder=0)
         axis.set_xlim(0, top)
         axis.set_ylim(0, top)
-        axis.set_title(f"sizes: {listed([f'{w}x{h}' for h, w in found[np.argsort(-counts)]], 2)}", fontsize=9.5, color=INK, loc="left")
+        told = f"{len(found):,} sizes" if few and len(found) > 3 else f"sizes: {listed([f'{w}x{h}' for h, w in found[np.argsort(-counts)]], 2)}"
+        axis.set_title(told, fontsize=9.5, color=INK, loc="left")
     axis.set_aspect("equal")
     axis.set_xlabel("width in pixels", fontsize=8, color=PALE)
     axis.set_ylabel("height", fontsize=8, color=PALE)

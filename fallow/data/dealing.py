@@ -1,4 +1,4 @@
-"""Pieces every partition is made of, and the plain deals: IID, shards, FedMatch's client types (4.1, 4.2, 4.7).
+"""Pieces every partition is made of, and the plain deals: IID, shards, FedMatch's client types.
 
 A partition works on a `Pool` and speaks in positions of that pool; `draw_*` makes the random numbers and `apply_*`
 is a pure function of them.
@@ -23,7 +23,7 @@ EMPTY: Ints = np.zeros(0, np.int64)
 
 
 class PartitionError(UserError):
-    """A split that cannot be made; `code` is the name it has in the methods' chapter 4."""
+    """A split that cannot be made; `code` names the reason, for tests and callers."""
 
     def __init__(self, code: str, cause: str, remedy: str):
         super().__init__(cause, remedy)
@@ -76,7 +76,7 @@ def apportion(weights: NDArray[Any], total: int) -> Ints:
 
 
 def refill(short: int, mix: Floats, left: Ints) -> Ints:
-    """`short` more samples from what is left, in the proportions of `mix`, else of what is left (4.5 step 4)."""
+    """`short` more samples from what is left, in the proportions of `mix`, else of what is left."""
     taken = np.zeros_like(left)
     while short > 0:
         room = left - taken
@@ -113,7 +113,7 @@ def class_too_small(pool: Pool, k: int, needed: int, remedy: str) -> PartitionEr
     return PartitionError("class_too_small", cause, remedy)
 
 
-# 4.1
+# -- iid ---------------------------------------------------------------------------------------------------------------
 
 
 def apply_iid(pool: Pool, order: Ints) -> Split:
@@ -159,7 +159,7 @@ def split_iid(pool: Pool, rng: Generator, o: Options) -> Split:
     return apply_iid(pool, order)
 
 
-# 4.2
+# -- shards ------------------------------------------------------------------------------------------------------------
 
 
 class ShardDraw(NamedTuple):
@@ -235,7 +235,7 @@ def split_shards(pool: Pool, rng: Generator, o: Options) -> Split:
     return apply_shards(pool, draw_shards(pool, o["classes"], rng, o))
 
 
-# 4.7
+# -- FedMatch's client types -------------------------------------------------------------------------------------------
 
 FEDMATCH_TYPE = (0.50, 0.15, 0.03, 0.03, 0.03, 0.02, 0.03, 0.03, 0.03, 0.15)
 

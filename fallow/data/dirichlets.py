@@ -1,4 +1,4 @@
-"""The Dirichlet partitions: capped per class, equal-size per client, over classes per client (4.3 to 4.5), and between pairs."""
+"""The Dirichlet partitions: capped per class, equal-size per client, over classes per client, and between pairs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fallow.data.dealing import (
 log = logging.getLogger(__name__)
 
 
-# 4.3
+# -- dirichlet-capped --------------------------------------------------------------------------------------------------
 
 
 class CappedDraw(NamedTuple):
@@ -97,7 +97,7 @@ def split_capped(pool: Pool, rng: Generator, o: Options) -> Split:
     raise PartitionError("dirichlet_min_size", cause, remedy)
 
 
-# 4.4, 12.5
+# -- dirichlet-equal ---------------------------------------------------------------------------------------------------
 
 
 class EqualDraw(NamedTuple):
@@ -122,7 +122,7 @@ def rounded(shares: Floats, size: int) -> Ints:
     rows = np.arange(len(counts))
     counts[rows, counts.argmax(1)] += size - counts.sum(1)
     for row in np.flatnonzero((counts < 0).any(1)):
-        log.info("client %d: rounding went below zero, largest remainders instead (4.4)", row)
+        log.info("client %d: rounding went below zero, largest remainders instead", row)
         counts[row] = apportion(shares[row], size)
     return counts
 
@@ -150,11 +150,11 @@ def apply_equal(pool: Pool, drawn: EqualDraw, fill: str = "class-order") -> Spli
 
 def split_equal(pool: Pool, rng: Generator, o: Options) -> Split:
     split = apply_equal(pool, draw_equal(pool, o["alpha"], rng, o["last"]), o["fill"])
-    surplus = [part[pool.each :] for part in split.parts]  # the last client's, unused (12.5 step 7)
+    surplus = [part[pool.each :] for part in split.parts]  # the last client's, unused
     return Split([part[: pool.each] for part in split.parts], np.concatenate([split.dropped, *surplus]))
 
 
-# 4.5
+# -- dirichlet-client --------------------------------------------------------------------------------------------------
 
 
 class ClientDraw(NamedTuple):

@@ -155,7 +155,7 @@ def prepare(labels: Ints, classes: int, spec: Spec, natural: Sequence[str] | Non
 
 
 def seats(job: Job, partition: Partition, who: Ints) -> Ints:
-    """The client of each part. Where parts come sorted by class, ids are shuffled, for both pools alike (4.6)."""
+    """The client of each part. Where parts come sorted by class, ids are shuffled, for both pools alike."""
     who = np.sort(who)
     if not partition.options.get("shuffle_clients"):
         return who
@@ -207,7 +207,7 @@ def apart_hands(job: Job) -> Hands:
 
 
 def aliases(parts: list[Ints], chosen: Ints, pool: Ints) -> list[Ints]:
-    """The unlabelled samples whose positions in their pool are those of the labelled ones in theirs: FedDB's trap T1."""
+    """The unlabelled samples whose positions in their pool are those of the labelled ones in theirs: an indexing bug of FedDB's release, reproduced."""
     if len(chosen) > len(pool):
         cause = f"labelled_as_unlabelled=alias, but there are {len(chosen)} labelled and only {len(pool)} unlabelled samples"
         raise PartitionError("no_alias", cause, "use true, or fewer labels")
@@ -216,7 +216,7 @@ def aliases(parts: list[Ints], chosen: Ints, pool: Ints) -> list[Ints]:
 
 
 def shared_mixes(job: Job, rng: Generator) -> Any:
-    """For tie=same-q: one class mix per client for both pools, around the prior of all known labels (4.5)."""
+    """For tie=same-q: one class mix per client for both pools, around the prior of all known labels."""
     if job.partition.tie != "same-q":
         return None
     o = job.partition.options
@@ -264,7 +264,7 @@ def joint_hands(job: Job, parts: list[Ints], keep_order: bool) -> Hands:
     if job.rule.count is not None:
         chosen = pool[select_in_all(job.rule, job.labels[pool], job.classes, job.rng(CHOOSE))]
     for i, part in enumerate(parts):
-        # A generator per position: a client added at the end changes nobody else (4.8). From 1, because SeedSequence
+        # A generator per position: a client added at the end changes nobody else. From 1, because SeedSequence
         # pads with zeros: [seed, 1, 0] is [seed, 1].
         shuffled = job.rng(CHOOSE, i + 1).permutation(len(part))
         order = np.arange(len(part)) if job.spec.label_pick == "first" else shuffled

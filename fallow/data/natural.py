@@ -1,4 +1,4 @@
-"""Clients that the data came with (4.8): from an id per sample, or from lists, to one index list per client."""
+"""Clients that the data came with: from an id per sample, or from lists, to one index list per client."""
 
 from __future__ import annotations
 

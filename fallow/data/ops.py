@@ -1,7 +1,7 @@
 """Pillow's image operations as batched tensor code: the same bits, one argument per image, on any device.
 
 Images are uint8 [B, C, H, W]; an argument is a tensor [B] on the images' device. Nothing here waits for the device.
-Every formula is section 2.3's of the augmentation chapter (docs/augmentation.md), the `tensor_` ones are 2.4's.
+The `tensor_` ones are torchvision's on tensors, which round otherwise than Pillow's on images.
 
 >>> posterize(torch.tensor([[[[200, 100, 50]]]], dtype=torch.uint8), torch.tensor([5])).flatten().tolist()
 [200, 96, 48]
@@ -33,7 +33,7 @@ def grey(x: Tensor) -> Tensor:
     return (wide[:, 0:1] * 19595 + wide[:, 1:2] * 38470 + wide[:, 2:3] * 7471 + 32768) >> 16
 
 
-# --- point operations (2.3.1) ---
+# --- point operations ---
 
 
 def invert(x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def equalize(x: Tensor) -> Tensor:
     return table.gather(1, value).view(x.shape)
 
 
-# --- blends (2.3.2) ---
+# --- blends ---
 
 
 def _blend(degenerate: Tensor, x: Tensor, factor: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def sharpness(x: Tensor, factor: Tensor) -> Tensor:
     return _blend(_smooth(x, lambda total: total.mul_(1 / 13).add_(0.5).floor_()), x, factor)
 
 
-# --- affine operations (2.3.3) ---
+# --- affine operations ---
 
 
 def _fixed(value: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ def slide(x: Tensor, slope: Tensor, shift: Tensor, axis: str, resample: str) -> 
     return interpolate(taps, offset).to(torch.uint8).view(x.shape).bitwise_and_(mask[:, None])
 
 
-# --- boxes (2.3.4) and the flip and crop (2.2) ---
+# --- boxes, flip and crop ---
 
 
 def paint(x: Tensor, box: Tensor, colour: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def flip_crop(x: Tensor, flip: Tensor, top: Tensor, left: Tensor, pad: int, zero
     return moved.bitwise_and_((keep_rows[:, :, None] & keep_columns[:, None, :])[:, None])
 
 
-# --- torchvision's tensor arithmetic where it differs from Pillow's (2.4) ---
+# --- torchvision's tensor arithmetic where it differs from Pillow's ---
 
 
 def _tensor_blend(degenerate: Tensor, x: Tensor, factor: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """The partitions by name: `dirichlet-capped:0.3,min_size=1` -> a function that shares a pool of samples out.
 
-The algorithms are in `dealing` (4.1, 4.2, 4.7), `dirichlets` (4.3 to 4.5, SAGE's) and `skews` (4.6); `natural` in `federate`.
+The algorithms are in `dealing`, `dirichlets` and `skews`; `natural` in `federate`.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def parse(text: str) -> Partition:
 
 
 def check(pool: Pool, partition: Partition) -> None:
-    """What every partition asks of its pool (4.0)."""
+    """What every partition asks of its pool."""
     if not len(pool.labels) or pool.clients < 1:
         cause = f"{len(pool.labels)} {pool.what} for {pool.clients} clients"
         raise PartitionError("empty", cause, "at least one of each is needed")

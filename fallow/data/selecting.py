@@ -1,4 +1,4 @@
-"""Which samples are labelled: how many, how balanced, chosen in all data or at each client (4.0)."""
+"""Which samples are labelled: how many, how balanced, chosen in all data or at each client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""R, how far apart the clients' class mixes are, and partitions made for a wanted R (4.6, 11.9)."""
+"""R, how far apart the clients' class mixes are, and partitions made for a wanted R."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def outwards(start: int, size: int, reach: float) -> Iterator[int]:
 
 
 def counts_for(blocks: Ints, target: float) -> Ints:
-    """The keep-and-deal counts whose R is nearest to the target (methods.md 18: by distance, first found stays)."""
+    """The keep-and-deal counts whose R is nearest to the target; of equally near ones the first found."""
     each, classes = int(blocks[0].sum()), blocks.shape[1]
     largest = skew(blocks)
     if largest == 0:
@@ -144,7 +144,7 @@ def nominal_counts(pool: Pool, nominal: float) -> Ints:
 
 
 def a2_counts(pool: Pool, nominal: float) -> Ints:
-    """Appendix A.2 of FedRGD (11.9): sizes follow the classes, everything is used."""
+    """Appendix A.2 of FedRGD: sizes follow the classes, everything is used."""
     main = np.arange(pool.clients) % pool.classes
     users = np.bincount(main, minlength=pool.classes)
     own = np.where(users > 0, np.floor(nominal * pool.counts / np.maximum(users, 1) + 1e-9), 0).astype(np.int64)

@@ -2,7 +2,7 @@
 
 Op choices, magnitudes and boxes are hashes of the sample's key, computed on the host: the same on every machine, in
 any batch and order. On CUDA only these small tables travel, and nothing waits for the device.
-Chapter 2 (docs/augmentation.md) has the variants; section numbers here are its own.
+docs/augmentation.md has the variants.
 
 >>> views = Views(size=8, channels=1, mean=[0.5], std=[0.5], flip=False)
 >>> views("strong", torch.zeros(3, 1, 8, 8, dtype=torch.uint8), torch.arange(3)).shape
@@ -93,7 +93,7 @@ def _words(x: Tensor) -> Tensor:
     return rows.view(torch.int64) if rows.shape[1] % 8 == 0 else rows
 
 
-# --- variants (2.5) ---
+# --- variants ---
 
 Levels = tuple[Sequence[float], Sequence[float]]  # Pillow's argument at each level, for sign + and sign -
 
@@ -298,7 +298,7 @@ class RandAugment:
         return Step(kernel, argument)
 
     def closing_box(self, keys: Tensor, base: int, side: int | Literal["auto"] | None) -> Tensor | None:
-        """The closing Cutout's box (2.3.4), if the variant and the key `cutout` have one."""
+        """The closing Cutout's box, if the variant and the key `cutout` have one."""
         kind, size = self.variant.cutout, self.size
         if kind == "none" or side is None:
             return None
@@ -402,7 +402,7 @@ class Views:
         return ops.flip_crop(images, flip, top, left, pad, zero)
 
 
-# --- normalisation (2.9) ---
+# --- normalisation ---
 
 Constants = tuple[tuple[float, ...], tuple[float, ...]]
 _DURE_CIFAR: Constants = (0.49139968, 0.48215827, 0.44653124), (0.24703233, 0.24348505, 0.26158768)

@@ -48,7 +48,7 @@ class Part:
         try:
             return self._tensors[name]
         except KeyError:
-            raise AttributeError(f"this stream has no {name!r}; it has {', '.join(self._tensors)}") from None
+            raise AttributeError(f"this stream has no {name!r}; it has {', '.join(n for n in self._tensors if n[0] != '_')}") from None
 
 
 class Batch:

@@ -31,11 +31,12 @@ def sound(*trees: Any) -> Tensor:
 
 def _extremes(tensors: list[Tensor], device: torch.device) -> Tensor:
     """The least and the greatest entry of each; NaN if one is."""
-    return torch.stack([e.float().to(device) for t in tensors for e in torch.aminmax(t.detach())])
+    reals = (torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for t in tensors)
+    return torch.stack([e.float().to(device) for t in reals for e in torch.aminmax(t)])
 
 
 def _counts(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 0
 
 
 def _leaves(tree: Any) -> Iterator[State | Tensor | float]:

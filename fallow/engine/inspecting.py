@@ -55,18 +55,19 @@ def draws_its_own(kit: Kit) -> bool:
 
 def _try_capturable(f: Federated) -> None:
     """`begin`, and the first step of each kind, of a few parties; any other failure is for the first round to tell."""
-    f.server.draw(0)
-    slot, o = Slot(f.kit), f.o
-    with outside(f.kit):
-        for site in _typical(f):
-            try:
-                job = f._server_job() if site.is_server else Job(site.party, 0, f.method.down(f.server, site.party))
-                _work(site, slot, job)
-            except NotCapturable as e:
-                at = own.line(e, own.find(o.method, "method"))
-                raise UserError(f"the method {o.method} cannot be captured: {at}{e}", MEND) from e
-            except Exception:
-                return
+    server, entries = f.server, dict(f.server.entries)
+    server.draw(0)
+    slot, name = Slot(f.kit), f.o.method
+    try:
+        with outside(f.kit):
+            for site in _typical(f):
+                _work(site, slot, f._server_job() if site.is_server else Job(site.party, 0, f.method.down(server, site.party)))
+    except NotCapturable as e:
+        raise UserError(f"the method {name} cannot be captured: {own.line(e, own.find(name, 'method'))}{e}", MEND) from e
+    except Exception:
+        return
+    finally:
+        server.entries = entries
 
 
 def _typical(f: Federated) -> Iterator[Site]:

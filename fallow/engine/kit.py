@@ -20,9 +20,9 @@ from fallow.data.sources import Source
 from fallow.data.views import Views, normalisation
 from fallow.engine.nets import NetHandle, head_of
 from fallow.engine.policies import policy_of
-from fallow.engine.schedule import Schedule
 from fallow.methods.base import AnyMethod, Net, Value
 from fallow.methods.state import Layout, State
+from fallow.schedule import Schedule
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Measuring:
     def _labelled(self) -> Tensor:
         return torch.from_numpy(self.simulation.federation.counts(self.simulation.labels, self.kit.classes)["labelled"])
 
-    # -- gradient diversity (FedRGD, 11.5) -------------------------------------------------------------------------------
+    # -- gradient diversity (FedRGD) -------------------------------------------------------------------------------------
     def _diversity(self, requests: list[Request], replies: list[Reply]) -> Row:
         """Of a server with replicas the first counts."""
         sent = {r.party: r for r in requests if r.party >= SERVER}

@@ -24,7 +24,7 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 
 def too_little(where: str = "", remedy: str = "take smaller batches or a smaller model; the rounds before are kept") -> UserError:
-    """What is said in the end; who shares the device with others is told so."""
+    """The out-of-memory error; mentions other processes that hold memory."""
     held = held_by_others()
     if held:
         where += f", and other processes hold {held:.0f} GiB of it"

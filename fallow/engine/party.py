@@ -23,13 +23,13 @@ from fallow.engine.finite import sound
 from fallow.engine.hooks import at
 from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
-from fallow.engine.schedule import Schedule
 from fallow.engine.site import Site
 from fallow.engine.slot import Slot
 from fallow.errors import UserError
 from fallow.methods.base import Net, Update
 from fallow.methods.plan import column
 from fallow.methods.state import State
+from fallow.schedule import Schedule
 
 LARGE = 2500  # images per inference batch on CUDA, where batches do not enter the result
 DROPOUT = "dropout/key"  # the column of its keys; a method's own columns are plain names
@@ -106,12 +106,6 @@ class Party:
     def key(self, *parts: int | str) -> int:
         again = ("turn", self.turn) if self.turn else ()
         return self.kit.key("party", self.round, self.id, *again, *parts)
-
-    def rates(self, first: int, count: int) -> list[float]:
-        """Learning rates of `count` steps by the schedule, where the party has made `first` steps in the run."""
-        o, steps = self.options, self.steps or 1
-        schedule, skipped = Schedule.parse(o.schedule), first - self.round * steps
-        return [o.lr * schedule.factor(self.round, skipped + k, steps, o.rounds) for k in range(count)]
 
     def rng(self, stream: str) -> np.random.Generator:
         """A host generator for the few draws that stay there (Beta, choices)."""

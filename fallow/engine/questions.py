@@ -93,9 +93,10 @@ def gradient(party: Asked) -> State | None:
         plan = method.plan(party, found)
     slot.total.zero_()
     samples: Tensor | float = 0.0
-    for step in feed.steps(party.site, plan, party.key("plan"), partial(numbers, party)):
+    for number, step in enumerate(feed.steps(party.site, plan, party.key("plan"), partial(numbers, party)), start=1):
         slot.weight = _samples(step)
-        run_step(slot, step)
+        with at("step", party.kit, party.round, party.id, number):
+            run_step(slot, step)
         samples = samples + slot.weight
     return State(slot.model.layout, {"parameters": slot.total / samples}) if len(plan) else None
 

@@ -243,7 +243,7 @@ class Ranks:
         asked = self._ask(orders) if orders else None
         outcomes = dict(zip(shares[0], self.inner.run([jobs[k] for k in shares[0]]))) if shares[0] else {}
         for rank, answer in self._answers(asked).items() if asked else ():
-            outcomes |= zip(shares[rank], map(_outcome, answer["outcomes"]))
+            outcomes |= zip(shares[rank], map(_from_tree, answer["outcomes"]))
         return [outcomes[k] for k in range(len(jobs))]
 
     def shrink(self) -> None:
@@ -290,7 +290,7 @@ def deal(work: Sequence[float], ranks: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def _outcome(tree: Tree) -> Outcome:
+def _from_tree(tree: Tree) -> Outcome:
     entries, samples = tree.pop("update"), Samples(**tree.pop("samples"))
     outcome = Outcome(update=None if entries is None else Update(entries), samples=samples, **tree)
     if outcome.update is not None:
@@ -317,7 +317,7 @@ def serve(build: Callable[[Tree], tuple[Kit, Executor]]) -> str:
                 layouts, device, timeout = kit.layouts(), kit.device, kit.options.rank_timeout
             else:
                 assert executor is not None
-                answer["outcomes"] = [_told(o) for o in executor.run([Job(**j) for j in order["jobs"]])]
+                answer["outcomes"] = [_as_tree(o) for o in executor.run([Job(**j) for j in order["jobs"]])]
         except UserError as e:
             answer["error"] = [e.cause, e.remedy]
         except Exception:
@@ -325,6 +325,6 @@ def serve(build: Callable[[Tree], tuple[Kit, Executor]]) -> str:
         office.answer(answer, layouts, timeout)
 
 
-def _told(outcome: Outcome) -> Tree:
+def _as_tree(outcome: Outcome) -> Tree:
     entries = None if outcome.update is None else outcome.update.entries
     return vars(outcome) | {"update": entries, "samples": vars(outcome.samples)}

@@ -188,9 +188,8 @@ class Federated:
             raise self._diverged(f"the numbers of {bad[0]}")
 
     def _diverged(self, what: str, at_server: bool = True) -> UserError:
-        o = self.o
-        stepping = [k for k, usual in (("server_lr", 1.0), ("server_momentum", 0.0)) if getattr(o, k) > usual]
-        remedy = f"lower {' and '.join(stepping)}" if at_server and stepping else "lower lr, or set clip=1"
+        server_lr, momentum = (at_server and self.o.server_lr > 1), (at_server and self.o.server_momentum > 0)
+        remedy = f"lower {'server_lr' if server_lr else 'lr'}{' or server_momentum' if momentum else ''}{'' if server_lr else ', or set clip=1'}"
         return UserError(f"{what} became NaN or infinite in round {self.server.round + 1}", f"{remedy}; the rounds before it are kept")
 
     def no_prediction(self, of: str = "of the test set") -> UserError:

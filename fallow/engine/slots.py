@@ -128,7 +128,7 @@ class Working:
     images: int = 0  # of its last step
 
 
-def ahead(images: int) -> int:
+def steps_before_next_party(images: int) -> int:
     """How many steps, if of so many images, parties make before the next one is let in."""
     return min(AHEAD, max(1, PLENTY // max(1, images)))
 
@@ -189,7 +189,7 @@ class Slots:
                 working.append(Working(position, job.party, slot, work(self.sites.site(job.party), slot.slot, job)))
             more = queue and (free or len(self.slots) < min(self.limit, len(jobs)))
             turns = 0
-            while turns < (ahead(max(w.images for w in working)) if more and working else 1):
+            while turns < (steps_before_next_party(max(w.images for w in working)) if more and working else 1):
                 turns += 1
                 for w in list(working):
                     with torch.cuda.stream(w.slot.stream):

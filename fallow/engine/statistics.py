@@ -1,4 +1,4 @@
-"""Static batch normalisation: inference statistics made afresh for a model from data (methods chapter 13.6)."""
+"""Static batch normalisation: inference statistics made afresh for a model from data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient diversity in 16 definitions: how far the parties of a round pull apart (FedRGD; methods chapter 11.5).
+"""Gradient diversity in 16 definitions: how far the parties of a round pull apart (FedRGD).
 
 Delta = sum_k ||v_k||^a / ||sum_k v_k||^a, with the L2 or the L1 norm, squared (a = 2) or not (a = 1); of gradients or
 of updates; over the users, or the users and the server. Pure functions of vectors; wherever they come from.

@@ -13,7 +13,8 @@ from typing import Any, Generic, Literal, TypeAlias
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from fallow.config import Config, Keys, with_defaults
+from fallow.config import Config
+from fallow.keys.section import Keys, with_defaults
 from fallow.methods.interface import Batch, BatchPart, Found, Message, NetHandle, Party, Server, Slot, Work
 from fallow.methods.parts.averaging import Averager
 from fallow.methods.parts.dma import DMA
@@ -25,7 +26,7 @@ from fallow.methods.state import State
 from fallow.methods.update import Update, Updates
 
 __all__ = [
-    "Batch", "BatchPart", "Found", "Held", "Message", "Method", "Net", "NetHandle", "Party", "Plan", "Server", "Slot", "State", "Update",
+    "AnyMethod", "Batch", "BatchPart", "Found", "Held", "Message", "Method", "Net", "NetHandle", "Party", "Plan", "Server", "Slot", "State", "Update",
     "Updates", "Value", "Work",
 ]  # fmt: skip
 
@@ -117,6 +118,11 @@ class Method(Generic[S, P, B]):
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a method never changes; {name!r} belongs into a held thing, a column or server[...]")
+
+    @classmethod
+    def algorithm(cls, options: Config) -> type[AnyMethod]:
+        """The class for these settings: where a paper and its authors' code have two algorithms, each is a class of its own."""
+        return cls
 
     @classmethod
     def scenario_defaults(cls, labels: str) -> Keys:

@@ -9,8 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import Batch, BatchPart, Found, Held, Method, Net, Party, Plan, Slot, Update, Value, Work
 from fallow.methods.parts.dma import mean_prediction
 from fallow.methods.parts.fitting import Facts

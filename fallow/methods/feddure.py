@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fallow.config import Keys, key
+from fallow.config import Config, key
 from fallow.errors import UserError
-from fallow.methods.base import Found, Held, Net, NetHandle, Party, Plan
+from fallow.keys.section import Keys
+from fallow.methods.base import AnyMethod, Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import RATES, Facts, common
 from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy
-from fallow.methods.parts.meta_pseudo import MetaPseudo, Ramped, Regulated
 
 Flow = Literal["through", "detach"]
 
@@ -33,11 +33,16 @@ class FReg(nn.Module):
         return z.sigmoid().squeeze(1)
 
 
-class FedDure(MetaPseudo):
+class Regulated(Slot):
+    creg: NetHandle
+    freg: NetHandle
+
+
+class FedDure(Method[Regulated]):
     """C-reg rewards pseudo-labels that help on labelled data, F-reg weighs each.  Bai et al., AAAI 2024.
 
-    theta is `model`, phi is `creg` (a copy of the received model, thrown away), w is `freg` (stays with the client). The
-    authors' code has another loop, without F-reg: parts/meta_pseudo.py.
+    theta is `model`, phi is `creg` (a copy of the received model, thrown away), w is `freg` (stays with the client). What the
+    authors released is another algorithm, without F-reg: feddure_released.py.
     """
 
     paper = "Bai et al., AAAI 2024"
@@ -52,8 +57,16 @@ class FedDure(MetaPseudo):
         },
     }  # fmt: skip
 
-    class Options(MetaPseudo.Options):
+    class Options(Method.Options):
         loop: Literal["regulators", "meta-pseudo"] = key("regulators", "local steps: Eqs. 1-10, or the released code's")
+        creg: bool = key(True, "C-reg and its reward (off: Table 2's w/o C-reg)")
+        reward_sign: Literal["old-minus-new", "new-minus-old"] = key("old-minus-new", "what C-reg's reward is", "d")
+        threshold: float = key(0.6, "confidence a pseudo-label needs (freg=threshold, loop=meta-pseudo)", "tau", ge=0)
+        weight: float = key(8.0, "of the soft loss at the end of its ramp (loop=meta-pseudo)", "lambda", ge=0)
+        ramp: int = key(20, "steps of that ramp, from 0 in each round", "uda_steps", ge=1)
+        warm_steps: int = key(5, "labelled steps before the main ones (loop=meta-pseudo)", "fine_tune_steps", ge=0, le=10**6)
+        lr_warmup: int = key(10, "steps in which lr grows, from 0 in each round (loop=meta-pseudo)", ge=0)
+        creg_wait: int = key(2, "main steps before C-reg's lr leaves 0 (loop=meta-pseudo)", ge=0)
         freg: Literal["regulator", "threshold"] = key("regulator", "what weighs a label: F-reg, or a threshold")
         creg_weight_grad_virtual: Flow = key("through", "virtual step: gradient through F-reg's weights, or not")
         creg_weight_grad_real: Flow = key("through", "C-reg's step: gradient through F-reg's weights, or not")
@@ -75,19 +88,24 @@ class FedDure(MetaPseudo):
     o: Options
 
     @classmethod
+    def algorithm(cls, options: Config) -> type[AnyMethod]:
+        from fallow.methods.feddure_released import FedDureReleased
+
+        if not isinstance(options, FedDure.Options) or options.loop == "regulators":
+            return cls
+        if cls not in (FedDure, FedDureReleased):
+            raise UserError("loop=meta-pseudo is another algorithm than FedDure's", "derive the class from FedDureReleased")
+        return FedDureReleased
+
+    @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """All nets learn as everybody's do, C-reg's virtual step too; the released loop has its own schedule."""
-        assert isinstance(facts.o, FedDure.Options)
-        own: Keys = common(facts) | {"threshold": facts.threshold}
-        if facts.o.loop != "regulators":
-            own["schedule"] = "constant"
-        elif not facts.given & {"optimizer", "lr"}:
-            own |= {"optimizer": "sgd", "lr": RATES["sgd"], "virtual_lr": RATES["sgd"]}
-        return super().automatic(facts) | own
+        """All nets learn as everybody's do, C-reg's virtual step too."""
+        sgd = {} if facts.given & {"optimizer", "lr"} else {"optimizer": "sgd", "lr": RATES["sgd"], "virtual_lr": RATES["sgd"]}
+        return super().automatic(facts) | common(facts) | {"threshold": facts.threshold} | sgd
 
     @property
     def has_freg(self) -> bool:
-        return self.o.freg == "regulator" and self.o.loop == "regulators"
+        return self.o.freg == "regulator"
 
     def holds(self) -> Held:
         o = self.o
@@ -103,11 +121,9 @@ class FedDure(MetaPseudo):
     def plan(self, party: Party, found: Found) -> Plan:
         x, u = paired(party, "labelled", ("weak", "strong"))
         x = replace(x, tail=self.o.labelled_tail)
-        if self.o.loop == "meta-pseudo":
-            return self.warm_and_main(x, replace(u, tail="keep"))  # as the released loader: a pass ends with what is left
         return Plan(x=x, u=u, lr=None if self.o.freg_lr is None else {"freg": self.o.freg_lr})
 
-    def step(self, s: Regulated, b: Ramped) -> None:
+    def step(self, s: Regulated, b: Batch) -> None:
         zs, zw, zt = s.model.together(b.x.labelled, b.u.weak, b.u.strong)
         loss, sure = cross_entropy(zs, b.x.y) if b.x else 0.0, None                         # Eq. 9
         if b.u:
@@ -131,6 +147,15 @@ class FedDure(MetaPseudo):
         s.descend(loss, s.model, when=None if b.x or sure is None else sure.any())          # Eq. 10
         s.log(loss=loss)
 
+    def reward(self, s: Regulated, b: Batch, loss: Tensor) -> Tensor:
+        """d: C-reg takes a step on `loss`; what that changed on labelled data."""
+        with torch.no_grad():
+            old = cross_entropy(s.creg(b.x.labelled, stats="batch"), b.x.y)
+        s.descend(loss, s.creg)                                                             # Eq. 2
+        with torch.no_grad():
+            new = cross_entropy(s.creg(b.x.labelled, stats="batch"), b.x.y)
+        return old - new if self.o.reward_sign == "old-minus-new" else new - old            # Eq. 3
+
     def trust(self, s: Regulated, z: Tensor, flow: Flow) -> Tensor:
         """H: F-reg's weight of each sample; the gradient flows on into `z`, or not."""
         z = z if flow == "through" else z.detach()
@@ -145,7 +170,7 @@ class FedDure(MetaPseudo):
             return (h * l).mean()
         return (h * l).sum() / h.sum().clamp_min(torch.finfo(h.dtype).tiny)
 
-    def tune_freg(self, s: Regulated, b: Ramped, net: NetHandle, a: Tensor, l: Tensor) -> None:
+    def tune_freg(self, s: Regulated, b: Batch, net: NetHandle, a: Tensor, l: Tensor) -> None:
         """F-reg learns to give weights under which one plain step of `net` helps on labelled data."""
         g = s.gradient(self.weighted(s, a, l, self.o.creg_weight_grad_virtual), net, create_graph=True)
         rate = s.lr["model"] if net is s.model else self.o.virtual_lr                       # w/o C-reg: theta's own

@@ -8,8 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot, Work
 from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.losses import Divergence, certainty, cross_entropy, entropy, kl, masked_mean
@@ -48,7 +49,7 @@ class FedLoKe(Method[PersonalSlot, PersonalParty, Columns]):
     accepts_by = "entropy"
     defaults = {
         "batch": 32, "unlabelled_batch": "equal", "lr": 0.01, "momentum": 0.0, "nesterov": False, "clip_value": 0.1,
-        "weights": "uniform",
+        "weights": "uniform", "augment": {"strong": "ra-torchvision", "cutout": "none"},
     }  # fmt: skip
     readings = {
         "paper": {
@@ -84,10 +85,6 @@ class FedLoKe(Method[PersonalSlot, PersonalParty, Columns]):
                 raise UserError("fedloke pairs labelled and unlabelled batches of one size", "set it with batch, a count")
 
     o: Options
-
-    @classmethod
-    def scenario_defaults(cls, labels: str) -> Keys:
-        return {"augment": {"strong": "ra-torchvision", "cutout": "none"}}
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:

@@ -9,9 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
 from fallow.data.samples import Stream
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import (
     Batch,
     Found,

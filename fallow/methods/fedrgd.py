@@ -9,15 +9,18 @@ from typing import Literal
 from pydantic import model_validator
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import Found, Plan
 from fallow.methods.fixmatch import Columns, FixMatch
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.labelling import LabellerParty, LabellerSlot
+from fallow.methods.parts.losses import ce, cross_entropy, masked_mean
 from fallow.models import default_norm
+from fallow.schedule import Schedule
 
 
 class FedRGD(FixMatch):
@@ -81,26 +84,37 @@ class FedRGD(FixMatch):
         """T full batches, from a fresh shuffled pass (and further ones) over the party's own data."""
         views = ("weak",) if self.o.objective == "self-training" else ("weak", "strong")
         x, u = paired(party, "labelled", views, z=found.get("z"))
-        first, stop = self._made(party, party.round), self._made(party, party.round + 1)
-        if party.steps:
-            x, u = (replace(stream, steps=stop - first, tail="drop") for stream in (x, u))
-        plan = Plan(self.supervised, x=x) if self.o.objective == "supervised" else Plan(x=x, u=u)
-        if self.o.first_round_extra_step and party.steps:
-            return plan.having(lr=party.rates(first, stop - first))
-        return plan
+        T, lr = party.steps, None
+        if T and self.o.first_round_extra_step:
+            T, lr = with_extra_steps(self.o, party.round, T, party.batch or 1)
+        if T:
+            x, u = (replace(stream, steps=T, tail="drop") for stream in (x, u))
+        return (Plan(self.supervised, x=x) if self.o.objective == "supervised" else Plan(x=x, u=u)).having(lr=lr)
 
-    def _made(self, party: LabellerParty, rounds: int) -> int:
-        """Steps a party has made after so many rounds: T each, perhaps one more in the first round of an epoch."""
-        T = party.steps or 0
-        if not self.o.first_round_extra_step:
-            return rounds * T
-        per_epoch = max(1, self.o.epoch_samples // int(party.batch or 1) // max(1, T))
-        return rounds * T + math.ceil(rounds / per_epoch)
+    def step(self, s: LabellerSlot, b: Columns) -> None:
+        zx, z, zs = self.forward(s, b)                                          # labelled; by the labeller; to learn on
+        loss: Tensor | float = cross_entropy(zx, b.x.y) if b.x else 0.0         # Eq. 3
+        when: Tensor | None = None
+        if z is not None:
+            label, sure = labelling.hard(z, self.o.threshold)
+            loss = loss + self.o.weight * masked_mean(ce(zs, label), sure, self.o.reduction)  # Eq. 4, of one view Eq. 5
+            when = None if b.x or self.o.empty_step == "take" else sure.any()
+            s.judge(b.u, label, sure, confidence=labelling.confidence(z))
+        s.descend(loss, when=when)
+        labelling.follow(self.o, s)
+        s.log(loss=loss)
 
     def forward(self, s: LabellerSlot, b: Columns) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The step (Eqs. 3, 4) is FixMatch's; self-training labels and learns on one view."""
         if self.o.objective == "crl" or not b.u:
             return super().forward(s, b)
-        z = labelling.logits(self.o, s, b.u)                                    # Eq. 5: in eval mode
+        z = labelling.logits(self.o, s, b.u)                                    # self-training: in eval mode, and one view
         zx, zs = s.model.together(b.x.labelled, b.u.weak)
         return zx, z, zs
+
+
+def with_extra_steps(o: FedRGD.Options, round: int, T: int, batch: int) -> tuple[int, list[float]]:
+    """Steps of a round of the released code, one more in the first of an epoch, and their rates: the schedule counts them."""
+    per_epoch = max(1, o.epoch_samples // batch // max(1, T))
+    first, stop = (n * T + math.ceil(n / per_epoch) for n in (round, round + 1))
+    schedule = Schedule.parse(o.schedule)
+    return stop - first, [o.lr * schedule.factor(round, k - round * T, T, o.rounds) for k in range(first, stop)]

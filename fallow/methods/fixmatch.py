@@ -7,7 +7,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
+from fallow.keys.section import Keys
 from fallow.methods.base import Found, Held, Method, Net, Plan
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
@@ -41,7 +42,7 @@ class FixMatch(Method[LabellerSlot, LabellerParty, Columns]):
 
     @classmethod
     def scenario_defaults(cls, labels: str) -> Keys:
-        return {"weights": "uniform"} if labels == "server" else {}  # a server with few samples is one more party (6.9)
+        return {"weights": "uniform"} if labels == "server" else {}  # a server with few samples is one more party
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:

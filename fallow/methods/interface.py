@@ -118,9 +118,6 @@ class Party(Protocol):
     def predict(self, net: NetHandle | State, samples: Samples, view: str = "plain", batch: int = 250, stats: Stats = "running") -> Tensor:
         """Logits of all samples in stored order."""
 
-    def rates(self, first: int, count: int) -> list[float]:
-        """Learning rates of `count` steps by the schedule, where the party has made `first` steps in the run."""
-
     def rng(self, stream: str) -> np.random.Generator:
         """A host generator for the few draws that stay there."""
 

@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
+from fallow.keys.section import Keys
 from fallow.methods.base import Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot
 from fallow.methods.parts.batching import full_batches, refuse_sets, walks
 from fallow.methods.parts.fitting import Facts, common

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fallow.config import Keys, key
+from fallow.config import key
+from fallow.keys.section import Keys
 from fallow.methods.base import BatchPart, Found, Held, Method, Net, Plan, Work
 from fallow.methods.parts import labelling
 from fallow.methods.parts.fitting import Facts
@@ -81,7 +82,7 @@ class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
     def plan(self, party: LabellerParty, found: Found) -> Plan:
         B, work = party.batch, Work(epochs=party.epochs, steps=party.steps)
         pad = FULL if B is None else 1
-        x = party.labelled.batches(B, "labelled", pad=pad)                              # goes round while `fix` lasts
+        x = party.labelled.batches(B, "labelled", pad=pad)                              # endless: cycles until `fix` ends
         if self.o.labeller == "current" and len(party.unlabelled):
             return Plan(self.relabel, x=x, u=party.unlabelled.batches(B, "weak", "strong", pad=pad, **work))
         if "label" not in found or not found["sure"].any():

@@ -1,4 +1,4 @@
-"""Of which cells of the papers' tables a run is, by its settings or by where it lies."""
+"""Finds the table cells that a run reproduces, by its settings or by its folder."""
 
 from __future__ import annotations
 

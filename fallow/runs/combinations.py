@@ -19,10 +19,10 @@ from fallow import models
 from fallow.config import Config, Section, merge, parse_pairs, takes
 from fallow.data import partitions, sources
 from fallow.data.views import view_names
-from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find, is_own
 from fallow.runs.settings import UNHASHED, Grid, Keys, slug
+from fallow.schedule import Schedule
 
 MOST = 10_000  # runs of a grid
 PATHS = ("folder", "csv", "numpy")

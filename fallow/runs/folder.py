@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors.torch import load, save
 
-from fallow import disk
+from fallow import disk, targets
 from fallow.engine.evaluating import Best
 from fallow.engine.pack import pack, unpack
 from fallow.errors import UserError
@@ -75,6 +75,7 @@ class RunFolder:
     @staticmethod
     def new(out: Path, name: str) -> RunFolder:
         """A folder of its own: `name`, or `name-2`, `name-3`, ... where that is taken."""
+        targets.no_run((out / name).parent, "--out")
         try:
             with disk.told(out):
                 out.mkdir(parents=True, exist_ok=True)
@@ -240,7 +241,7 @@ class RunFolder:
         metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
         weights = self.best_files.write(best)
         with disk.told(final):
-            shutil.rmtree(part, ignore_errors=True)
+            disk.remove(part)
             part.mkdir(parents=True)
         try:
             with ThreadPoolExecutor(1) as beside:
@@ -253,7 +254,7 @@ class RunFolder:
             disk.write(part / "index.json", manifest.sealed(index))
             disk.sync(part)
         except UserError:
-            shutil.rmtree(part, ignore_errors=True)
+            disk.remove(part)
             raise
         with disk.told(final):
             part.rename(final)
@@ -268,7 +269,7 @@ class RunFolder:
         rounds = self._rounds()
         stay = [last, *(r for r in rounds if r < last)][:2]
         for old in [self.checkpoints / str(r) for r in rounds if r not in stay] + [*self.checkpoints.glob(".*.part")]:
-            shutil.rmtree(old, ignore_errors=True)
+            disk.remove(old)
         for part in [*self.path.glob(".*.part"), *self.path.glob("federation.npz*.part")]:
             disk.remove(part)
         self._records = {r: names for r, names in self._records.items() if r in stay}
@@ -369,7 +370,7 @@ class RunFolder:
             raise UserError(f"the checkpoint {path.parent} does not fit the model and the method", "put back the code that began the run") from None
         for newer in self._rounds():
             if newer > round:
-                shutil.rmtree(self.checkpoints / str(newer), ignore_errors=True)
+                disk.remove(self.checkpoints / str(newer))
         self._leave(disk.read(self.metrics)[: index["metrics"]["bytes"]])
         self._covered = index["metrics"]
         self.write_manifest()

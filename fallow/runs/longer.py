@@ -12,16 +12,17 @@ from typing import Any
 from fallow import config as configuration
 from fallow import disk
 from fallow.config import Config
-from fallow.engine.schedule import Schedule
 from fallow.errors import UserError
+from fallow.keys.section import MOST
 from fallow.runs.folder import RunFolder
 from fallow.runs.origin import Origin
 from fallow.runs.settings import EDITABLE, keys_sha256, stated
+from fallow.schedule import Schedule
 
 
 def prolonged(folder: RunFolder, rounds: Any) -> str:
     """Gives the run that many rounds in all; a sentence about what comes of it, or none where it has them."""
-    if type(rounds) is not int or not 1 <= rounds <= configuration.MOST:
+    if type(rounds) is not int or not 1 <= rounds <= MOST:
         raise UserError(f"rounds={configuration.shown(rounds)} is no count of rounds", "give a whole number, such as rounds=40")
     with folder.locked():
         options, origin = stated(folder.config), Origin.read(folder.path)

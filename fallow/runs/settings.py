@@ -295,7 +295,7 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
         from_recipe = options.model not in said and options.model in (recipe_keys.get("model"), read.get("model"), *_said(more))
         own.check(options.model, "model", "the recipe", trust) if from_recipe else own.named(options.model, "model")
     combining.check(method, options)
-    return method, options
+    return method.algorithm(options), options
 
 
 def without_foreign(recipe_keys: Keys, given: Keys, method: type[Method]) -> Keys:
@@ -359,7 +359,8 @@ def stored(path: Path, trust: bool = False) -> tuple[type[Method], Config]:
     for what, name in own_code(located(o, start) if start else o).items():
         own.check(name, what, f"the run {path.parent}", trust)
     method = find((located(o, start) if start else o).method)
-    return method, validate(method.Options, keys)
+    options = validate(method.Options, keys)
+    return method.algorithm(options), options
 
 
 def _stored_keys(path: Path) -> Keys:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
 
 from fallow.data.readers.idx import DIGITS
 from fallow.data.readers.parts import Parts, Split, check_labels, check_same_count, damaged, missing, split
-from fallow.limits import CLASSES
+from fallow.errors import UserError
+from fallow.limits import CLASSES, check_room
+
+BYTES = {"uint8": 1, "logical": 1}  # of a number; of other kinds at most eight
 
 
 def read_svhn(folder: Path) -> Parts:
@@ -16,13 +20,18 @@ def read_svhn(folder: Path) -> Parts:
 
 
 def _split(path: Path) -> Split:
-    from scipy.io import loadmat
+    from scipy.io import loadmat, whosmat
 
     if not path.is_file():
         raise missing(path)
     with path.open("rb") as file:
         try:
+            wanted = sum(BYTES.get(kind, 8) * math.prod(shape) for name, shape, kind in whosmat(file) if name in ("X", "y"))
+            check_room(wanted, f"reading {path}")
+            file.seek(0)
             content = loadmat(file, variable_names=("X", "y"))
+        except UserError:
+            raise
         except Exception as error:  # scipy's reader raises anything on a damaged file
             raise damaged(path, f"it is truncated or not a MATLAB file ({error})") from error
     images, labels = content.get("X"), content.get("y")

@@ -1,4 +1,4 @@
-"""How labelled and unlabelled batches go together: the modes of `unlabelled_batch` (methods chapter 6.7)."""
+"""How labelled and unlabelled batches go together: the modes of `unlabelled_batch`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fallow.methods.interface import Party
 
 
 def matched(labelled: int, unlabelled: int, batch: int, floor: bool = False) -> tuple[int, int]:
-    """(steps, unlabelled batch) so that both sets end together; `floor` is FedDure's form of the rule (14.2.7)."""
+    """(steps, unlabelled batch) so that both sets end together; `floor` is the rule of FedDure's code."""
     steps = max(1, round(labelled / batch))
     if not floor:
         return steps, max(1, math.ceil(unlabelled / steps))

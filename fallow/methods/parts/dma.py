@@ -1,4 +1,4 @@
-"""Debiased model aggregation: weights of clients whose mean predictions together come near uniform (FedDB, 4.3).
+"""Debiased model aggregation: weights of clients whose mean predictions together come near uniform (FedDB).
 
 P has a row per client, its mean prediction; u is uniform over classes; d(beta) = P^T beta - u. Every form starts from
 equal weights and gives weights >= 0 that sum to 1. Float64 throughout.

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from fallow.config import Config, Keys
+from fallow.config import Config
+from fallow.keys.section import Keys
 from fallow.models import default_norm
 
 if TYPE_CHECKING:

@@ -1,12 +1,13 @@
-"""Grouping-based averaging: S group models, each the mean of its members and the server (methods chapter 11.4)."""
+"""Grouping-based averaging: S group models, each the mean of its members and the server (FedRGD)."""
 
 from __future__ import annotations
 
 import math
 from itertools import accumulate
 
-from fallow.config import Config, Split
+from fallow.config import Config
 from fallow.errors import UserError
+from fallow.keys.averaging import Split
 from fallow.methods.interface import Server
 from fallow.methods.parts.averaging import Averager, mean
 from fallow.methods.state import State

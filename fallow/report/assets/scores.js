@@ -21,6 +21,7 @@ function scoreTable(spec) {
       ...(anyScored("best") ? [["its best", value("best", "accuracy", percent)], ["in round", value("best", "round", (v) => round3(v))], ["test there", value("best", "test", percent)]] : []),
     ];
     const having = showing().filter((g) => scored(g).length);
+    holder.className = columns.length > 6 ? "many" : "";
     holder.replaceChildren(table(["runs", "n", ...columns.map(([name]) => name)], having.map((g) => el("tr", {}, el("td", {}, named(g)), el("td", {}, scored(g).length), columns.map(([, write]) => el("td", {}, write(g)))))));
   };
   return { spec, card, update, has: () => anyScored("test") };
