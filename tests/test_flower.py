@@ -27,7 +27,9 @@ from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
 from fallow.flower.nodes import Nodes
 from fallow.flower.records import Records
 from fallow.methods.state import State
+from fallow.report.reading import payload
 from fallow.runs import Run
+from fallow.runs.nodes import nodes
 
 HIDDEN = ("label_accuracy", "label_accuracy_all", "R")  # what only a simulation knows: true labels of unlabelled samples, and everyone's classes
 SMALL: dict[str, Any] = {"clients": 3, "active": 3, "method": "fedloke", "norm": "gn", "steps": 1}
@@ -385,3 +387,20 @@ def test_a_node_s_yaml_that_says_nothing_ends_in_a_sentence(text: str, why: str,
     (tmp_path / "node.yaml").write_text(text)
     with pytest.raises(UserError, match=why):
         share.read(tmp_path / "node.yaml")
+
+
+def test_a_row_for_each_node_and_a_repeated_round_counts_once(tmp_path: Path, reference: Path) -> None:
+    there = federation(tmp_path)
+    there.grid.fault = in_round(2, 1, "dead")
+    run = there.begin(reference)
+    there.go(run)
+    found = nodes(run)
+    assert [(n["client"], n["rounds"], n["absent"], n["online"]) for n in found] == [(0, 3, 0, True), (1, 2, 1, True), (2, 3, 0, True)]
+    assert found[1]["why"] == "it has gone offline" and all(n["seconds"] > 0 and n["bytes_up"] > 0 for n in found)
+    with (run / "nodes.jsonl").open("a") as file:
+        file.write((run / "nodes.jsonl").read_text().splitlines()[2] + "\n" + '{"round": 4, "as')
+    assert [n["rounds"] for n in nodes(run)] == [3, 2, 3]
+    assert nodes(reference) == []
+    with pytest.raises(UserError, match="has its clients on nodes"):
+        fallow.resume(run, rounds=5)
+    assert [n["client"] for n in payload([run])["runs"][0]["nodes"]] == [0, 1, 2]

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 from conftest import HERE, weights
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fallow[flower]')")
 
 import fallow
-from fallow.flower import running, share
+from fallow import UserError
+from fallow.flower import pki, running, share, standing, starting
 from fallow.flower.federation import Federation
 from fallow.flower.processes import descendants, started
 from fallow.runs import prepare
@@ -70,8 +76,11 @@ def test_two_methods_on_real_nodes_have_the_bits_of_the_simulation(up: Federatio
         assert [row["absent"] for row in journal] == [{}, {}] and all(row["online"] == [0, 1, 2] for row in journal)
         ids |= {pid: started(pid) for top, _ in up.processes.noted().values() for pid in [top, *descendants(top)]}
     start = time.monotonic()
-    up.up(here=True)  # again: nothing new is started
-    assert set(up.processes.noted()) == {"superlink", "node-0", "node-1", "node-2"}
+    a_stranger_is_refused(up, tmp_path)
+    times["stranger"] = time.monotonic() - start
+    start = time.monotonic()
+    up.up()  # again: nothing new is started
+    assert set(up.processes.noted()) == {"superlink", "node-0", "node-1"}
     secrets = [up.pki / "ca.key", up.pki / "server.key", *(up.node_folder(k) / "node.key" for k in range(3))]
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
     assert len(ids) >= 4
@@ -80,3 +89,77 @@ def test_two_methods_on_real_nodes_have_the_bits_of_the_simulation(up: Federatio
     assert [pid for pid, since in ids.items() if since and started(pid) == since] == []
     assert not (tmp_path / "outside.log").exists()
     print({name: round(seconds, 1) for name, seconds in times.items()})
+
+
+def a_stranger_is_refused(up: Federation, tmp_path: Path) -> None:
+    """A node whose key nobody has let in, and one that was given another federation's authority; both sides are told."""
+    up.processes.stop("node-2")  # never more than three nodes
+    stranger = tmp_path / "stranger"
+    shutil.copytree(up.node_folder(2), stranger, ignore=shutil.ignore_patterns("home", "state", "node.log"))
+    pki.make_node(stranger)
+    with pytest.raises(UserError, match="the server does not know this node's key"):
+        starting.keep_up(stranger, lambda _: None, patience=1.0)
+    assert any(line.startswith("a node with an unknown key") for line in standing.lines(up))
+    pki.make_authority(stranger)
+    with pytest.raises(UserError, match="the server's certificate is not of this federation's authority"):
+        starting.keep_up(stranger, lambda _: None, patience=1.0)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    """A node's folder, of a federation whose server is not up."""
+    fed = Federation.init(tmp_path / "fed", 1, tell=lambda _: None)
+    np.savez(fed.node_folder(0) / "share.npz", images=np.zeros((2, 8, 8), np.uint8))
+    _says(fed.node_folder(0), data="share.npz")
+    return fed.node_folder(0)
+
+
+def _says(folder: Path, **keys: Any) -> None:
+    there = yaml.safe_load((folder / "node.yaml").read_text())
+    (folder / "node.yaml").write_text(yaml.safe_dump(there | keys))
+
+
+def test_a_node_does_not_speak_to_a_server_in_plain_text(node: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        _says(node, server=f"127.0.0.1:{server.getsockname()[1]}")
+
+        def plain() -> None:
+            with server.accept()[0] as one:
+                one.recv(64)
+                one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        answering = threading.Thread(target=plain, daemon=True)
+        answering.start()
+        with pytest.raises(UserError, match="does not speak TLS"):
+            starting.greet(node)
+        answering.join(5)
+
+
+def test_a_node_s_folder_that_lacks_something_ends_in_a_sentence(node: Path) -> None:
+    with pytest.raises(UserError, match="cannot be reached"):
+        starting.keep_up(node, lambda _: None, patience=0.1)
+    (node / "node.key").chmod(0o644)
+    with pytest.raises(UserError, match="others may read"):
+        starting.greet(node)
+    (node / "node.key").chmod(0o600)
+    _says(node, server="nowhere")
+    with pytest.raises(UserError, match="does not say where the server is"):
+        starting.greet(node)
+    (node / "ca.pem").unlink()
+    with pytest.raises(UserError, match=r"has no ca\.pem"):
+        starting.greet(node)
+
+
+def test_init_changes_no_key_and_up_refuses_a_public_address(tmp_path: Path) -> None:
+    fed = Federation.init(tmp_path / "fed", 2, host="fl.example.org", tell=lambda _: None)
+    before = {p: p.read_bytes() for p in fed.folder.rglob("*") if p.is_file()}
+    again = Federation.init(tmp_path / "fed", 2, tell=lambda _: None)
+    assert {p: p.read_bytes() for p in fed.folder.rglob("*") if p.is_file()} == before
+    assert (again.host, again.port, again.bind) == ("fl.example.org", 443, "127.0.0.1") and again.link != 443
+    with pytest.raises(UserError, match="has 2 nodes, not 3"):
+        Federation.init(tmp_path / "fed", 3, tell=lambda _: None)
+    settings = yaml.safe_load((fed.folder / "federation.yaml").read_text())
+    (fed.folder / "federation.yaml").write_text(yaml.safe_dump(settings | {"bind": "0.0.0.0"}))
+    with pytest.raises(UserError, match=r"0\.0\.0\.0 can be reached from outside"):
+        Federation(fed.folder, lambda _: None).up()
+    again.down()  # nothing is up: no mistake

@@ -23,10 +23,10 @@ class Refused(Exception):
     """Why an answer is left out, in words that follow `client 2 is left out: `."""
 
 
-def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int, round: int) -> Tree:
+def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int, round: int, device: torch.device | str = "cpu") -> Tree:
     """An answer's content, if it is this client's, of this run and this round."""
     try:
-        tree = unpacked(parcel, layouts)
+        tree = unpacked(parcel, layouts, device)
         if "refused" in tree:
             raise Refused("; ".join(map(str, tree["refused"])))
         for what, wanted in (("run", run), ("client", client), ("round", round)):
@@ -43,13 +43,13 @@ def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int,
     return tree
 
 
-def reply(tree: Tree, client: int) -> Reply:
+def reply(tree: Tree, client: int, round: int) -> Reply:
     """A reply of which every number is one."""
     try:
         told = dict(tree["reply"])
         entries, samples = told.pop("update"), Samples(**told.pop("samples"))
         made = Reply(update=None if entries is None else Update(entries), samples=samples, **told)
-        whole = all(type(n) is int and n >= 0 for n in (made.steps, samples.labelled, samples.all)) and made.party == client
+        whole = all(type(n) is int and n >= 0 for n in (made.steps, samples.labelled, samples.all)) and (made.party, made.round) == (client, round)
         leaves = [*made.logs.values(), made.finite, *(entries or {}).values()]
         if not whole or not all(isinstance(t, Tensor | State) for t in leaves):
             raise TypeError
@@ -86,7 +86,7 @@ def long(replies: Mapping[int, Reply], sent: Mapping[int, Any], limit: float | N
     for client, r in replies.items():
         new, old = r.update.get("model") if r.update is not None else None, sent.get(client)
         if isinstance(new, State) and isinstance(old, State):
-            moved = new.groups["parameters"].double() - old.groups["parameters"].cpu().double()
+            moved = new.groups["parameters"].double() - old.groups["parameters"].double()
             lengths[client] = float(torch.linalg.vector_norm(moved))
     moving = [n for n in lengths.values() if n]
     if limit is None or len(moving) < 2:

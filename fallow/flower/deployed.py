@@ -30,11 +30,12 @@ from fallow.methods.base import Method
 from fallow.runs import Run, Watcher, automatic
 from fallow.runs import origin as origins
 from fallow.runs.folder import RunFolder
+from fallow.runs.nodes import ORDER
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
 from fallow.runs.settings import are_fitted, recipe, resolve, stored
 
-ORDER, ENDED = "order.json", "ended.json"
+ENDED = "ended.json"  # how a deployed run came to its end
 Tell = Callable[[str], None]
 
 

@@ -7,7 +7,6 @@ import json
 import shutil
 import ssl
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -22,9 +21,8 @@ from fallow import disk
 from fallow.config import read_yaml
 from fallow.errors import UserError
 from fallow.flower import pki
-from fallow.flower.processes import Processes, environment, free_port
+from fallow.flower.processes import BIN, Processes, environment, free_port
 
-BIN = Path(sys.executable).parent
 NAME = "federation.yaml"
 APP = {
     "pyproject.toml": """\
@@ -165,7 +163,7 @@ class Federation:
                     return
             if not self.processes.alive("superlink") or time.monotonic() > until:
                 self.processes.stop("superlink")
-                raise UserError("the SuperLink did not start", f"look into {self.processes.log_file('superlink')}")
+                raise UserError(f"the SuperLink did not start ({self.processes.last_words('superlink')})", f"look into {self.processes.log_file('superlink')}")
             time.sleep(0.2)
 
     def _register(self) -> None:
@@ -203,7 +201,8 @@ class Federation:
         while not all(ready(self.processes.log(name)) for name in names):
             dead = [name for name in names if not self.processes.alive(name)]
             if dead or time.monotonic() > until:
-                raise UserError(f"{dead[0] if dead else 'a node'} did not start", f"look into {self.folder / 'logs'}")
+                late = dead[0] if dead else next(name for name in names if not ready(self.processes.log(name)))
+                raise UserError(f"{late} did not start ({self.processes.last_words(late)})", f"look into {self.processes.log_file(late)}")
             time.sleep(0.2)
 
     def down(self) -> None:

@@ -64,7 +64,7 @@ def packed(tree: Tree, layouts: Layouts, about: str = "") -> Parcel:
     return Parcel(json.dumps(head), arrays, about)
 
 
-def unpacked(parcel: Parcel, layouts: Layouts) -> Tree:
+def unpacked(parcel: Parcel, layouts: Layouts, device: torch.device | str = "cpu") -> Tree:
     """The tree, every part of it checked against what the head promises and States against their nets."""
     try:
         head = json.loads(parcel.head)
@@ -75,7 +75,7 @@ def unpacked(parcel: Parcel, layouts: Layouts) -> Tree:
         wholes = {kind: _tensor(a, kind) for kind, a in parcel.arrays.items()}
         tensors = {path: _cut(wholes[kind], shape, start) for path, (kind, shape, start) in head["tensors"].items()}
         _check_states(head["tree"], tensors, layouts)
-        return unpack(head["tree"], tensors, dict(layouts), torch.device("cpu"))
+        return unpack(head["tree"], tensors, dict(layouts), device)
     except Unreadable:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError, RecursionError, OverflowError):

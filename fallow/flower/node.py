@@ -58,7 +58,7 @@ class Node:
         if self._place is None or self._about != order.about:
             self._place, self._about = Workplace(about, self.folder, self.client, self.device), order.about
         place = self._place
-        tree = unpacked(order, place.layouts)
+        tree = unpacked(order, place.layouts, place.device)
         if tree["client"] != self.client:
             raise UserError(f"a message for client {tree['client']} came to client {self.client}", "give every node its own client in node.yaml")
         if tree["until"] < time.time():

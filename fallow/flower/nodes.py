@@ -21,8 +21,7 @@ from fallow.flower.checks import Refused
 from fallow.flower.messages import Parcel, Tree, packed
 from fallow.flower.roster import Roster
 from fallow.flower.terms import Terms
-
-JOURNAL = "nodes.jsonl"  # in the run's folder: a line per round, what each node did in it
+from fallow.runs.nodes import JOURNAL
 
 
 class Sent(Protocol):
@@ -54,12 +53,14 @@ class Nodes:
         self.wanted, self.about, self.run, self.layouts = kit.options.active_count, json.dumps(about), about["run"], kit.layouts()
         self.folder, self.ask_here, self.tell = folder, ask_here, tell
         self._used: dict[Owner, int] = {}  # client -> round (from 1) of its update, in a round that has not taken effect
-        self._row: Tree = {}
+        self._row: Tree = {}  # of the journal, of the round at hand
+        self._round = 0
+        self._device = kit.device
 
     # -- the seam ------------------------------------------------------------------------------------------------------
     def train(self, requests: Sequence[Request], here: Sequence[Job] = ()) -> tuple[list[Reply | None], list[Outcome]]:
         self._used, number = {}, requests[0].round + 1 if requests else 0
-        self._row = {"round": number, "asked": [r.party for r in requests], "absent": {}, "seconds": {}, "bytes_up": {}, "bytes_down": {}}
+        self._row["asked"] = [r.party for r in requests]
         good: dict[int, Reply] = {}
         own: list[Outcome] | None = None
         for _ in range(1 + self.terms.round_retries):
@@ -67,8 +68,8 @@ class Nodes:
             own = self.executor.run(list(here)) if own is None and here else own or []
             for client, tree in self._answers(sent, enough=lambda: len(good) >= self.wanted):
                 try:
-                    good[client] = checks.reply(tree, client)
-                    self._row["absent"].pop(client, None)
+                    good[client] = checks.reply(tree, client, self._round)
+                    self._row.get("absent", {}).pop(client, None)
                 except Refused as e:
                     self._absent(client, str(e))
             models = {r.party: r.message.get("model") for r in requests}
@@ -79,7 +80,7 @@ class Nodes:
                 break
         else:
             least = min(self.wanted, self.terms.least(len(requests)))
-            told = "; ".join(f"client {c}: {why}" for c, why in sorted(self._row["absent"].items()))
+            told = "; ".join(f"client {c}: {why}" for c, why in sorted(self._row.get("absent", {}).items()))
             raise UserError(
                 f"round {number} has {len(good)} replies, fewer than {least} (min_replies), after {1 + self.terms.round_retries} tries ({told})",
                 "bring the nodes back, then go on with `fallow federation run --resume`; the rounds before it are kept",
@@ -103,15 +104,17 @@ class Nodes:
     def settle(self, round: int) -> None:
         self.keep.version.update(self._used)
         self._used = {}
-        known = {str(c): w for c, w in self._row.pop("absent", {}).items()}
-        online = self.roster.here()
-        row = self._row | {"absent": known, "online": sorted(online), "at": round_time()}
+        empty: Tree = {"asked": [], "absent": {}, "seconds": {}, "bytes_up": {}, "bytes_down": {}}
+        row = empty | self._row | {"round": round, "online": sorted(self.roster.here()), "at": round_time()}
+        row["absent"] = {str(c): why for c, why in row["absent"].items()}
+        self._row = {}
         with (self.folder / JOURNAL).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     # -- messages ------------------------------------------------------------------------------------------------------
     def _post(self, kind: str, requests: Sequence[Request], after: bool = False, **more: Any) -> tuple[Sent, dict[int, int], float]:
         """Sends each client that is there its message; the messages on their way, whose node is which client's, and until when."""
+        self._round = requests[0].round if requests else self._round
         there, orders = self.roster.refresh(), {}
         for request in requests:
             if request.party not in there:
@@ -127,7 +130,6 @@ class Nodes:
             self._add("bytes_down", request.party, orders[request.party].nbytes)
         clients = {there[c]: c for c in orders}
         sent = self.exchange.send({there[c]: order for c, order in orders.items()}, kind, self.terms.round_timeout)
-        self._round = requests[0].round if requests else 0
         return sent, clients, time.monotonic() + self.terms.round_timeout
 
     def _answers(self, posted: tuple[Sent, dict[int, int], float], enough: Callable[[], bool] = lambda: False) -> Iterable[tuple[int, Tree]]:
@@ -148,7 +150,7 @@ class Nodes:
                     continue
                 self._add("bytes_up", client, answer.nbytes)
                 try:
-                    tree = checks.opened(answer, self.layouts, self.run, client, self._round)
+                    tree = checks.opened(answer, self.layouts, self.run, client, self._round, self._device)
                 except Refused as e:
                     self._absent(client, str(e))
                     continue
@@ -161,7 +163,7 @@ class Nodes:
 
     def _absent(self, client: int, why: str) -> None:
         self._row.setdefault("absent", {})[client] = why
-        self.tell(f"round {self._row.get('round', 0)}: client {client} is left out: {why}")
+        self.tell(f"round {self._round + 1}: client {client} is left out: {why}")
 
     def _add(self, column: str, client: int, value: float) -> None:
         told = self._row.setdefault(column, {})

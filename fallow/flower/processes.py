@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from fallow import disk
 
+BIN = Path(sys.executable).parent
 QUIET = {  # nothing looks outside: no usage events, no look for newer versions, no packages fetched
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -28,7 +30,8 @@ QUIET = {  # nothing looks outside: no usage events, no look for newer versions,
 
 def environment(home: Path) -> dict[str, str]:
     """Flower's settings lie in `home`, not in the user's."""
-    return os.environ | QUIET | {"FLWR_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
+    path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"  # where Flower looks for its own helpers
+    return os.environ | QUIET | {"FLWR_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost", "PATH": path}
 
 
 def free_port() -> int:
@@ -93,6 +96,10 @@ class Processes:
     def log(self, name: str) -> str:
         path = self.log_file(name)
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def last_words(self, name: str) -> str:
+        said = [line for line in self.log(name).splitlines() if line.strip()]
+        return said[-1].strip()[:300] if said else "it said nothing"
 
     def alive(self, name: str) -> bool:
         return name in self.noted()

@@ -12,11 +12,11 @@ from typing import Any
 from fallow import disk
 from fallow.errors import UserError
 from fallow.flower import deployed
-from fallow.flower.deployed import ENDED, ORDER, Order
+from fallow.flower.deployed import ENDED, Order
 from fallow.flower.federation import Federation
-from fallow.flower.nodes import JOURNAL
 from fallow.flower.terms import Terms
 from fallow.runs.folder import RunFolder
+from fallow.runs.nodes import JOURNAL, ORDER
 
 ASK = 15.0  # seconds between questions to Flower, each of which costs seconds of its own
 LAST = 60.0  # seconds for Flower to notice that a run has ended

@@ -1,15 +1,13 @@
-"""How a federation stands: processes, nodes, runs; and a run's nodes, a row each, from its journal."""
+"""How a federation stands: its processes, its nodes, its runs with a row for each node."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from fallow.errors import UserError
 from fallow.flower.federation import Federation
-from fallow.flower.nodes import JOURNAL
+from fallow.runs.nodes import nodes
 
 REFUSED = {"[ApiError:2004]": "a node with an unknown key, or one that is still taken for alive, was refused", "[ApiError:2001]": "a node without a key was refused"}
 
@@ -52,23 +50,3 @@ def _ended(path: Path) -> str:
     except (OSError, ValueError):
         return "not ended"
     return "finished" if end.get("ok") else f"ended: {end.get('cause')}"
-
-
-def nodes(path: Path) -> list[dict[str, Any]]:
-    """A row for each node of a deployed run: online, last seen, rounds, seconds, bytes; none of a simulated one."""
-    try:
-        rounds = [json.loads(line) for line in (path / JOURNAL).read_text().splitlines()]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError):
-        raise UserError(f"{path / JOURNAL} is damaged", "remove it; only its table is lost") from None
-    clients = sorted({c for row in rounds for c in (*row["asked"], *row["online"], *map(int, row["absent"]))})
-    made = []
-    for client in clients:
-        took = [row for row in rounds if client in row["asked"] and str(client) not in row["absent"]]
-        made.append({
-            "client": client, "online": client in rounds[-1]["online"], "seen": max((r["at"] for r in rounds if client in r["online"]), default=None),
-            "rounds": len(took), "absent": sum(str(client) in r["absent"] for r in rounds),
-            **{name: sum(r[name].get(str(client), 0) for r in rounds) for name in ("seconds", "bytes_up", "bytes_down")},
-        })  # fmt: skip
-    return made

@@ -6,7 +6,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from fallow.errors import UserError
 from fallow.flower import share
-from fallow.flower.processes import environment, free_port
+from fallow.flower.processes import BIN, environment, free_port
 
 PATIENCE = 90.0  # a killed node is taken for alive for up to 60 s, and its successor refused
 REASONS = {  # what Flower says, and what it means
@@ -46,7 +45,7 @@ def command(folder: Path) -> list[str]:
     folder = folder.absolute()
     keys = settings(folder)
     return [
-        str(Path(sys.executable).parent / "flower-supernode"), "--superlink", str(keys["server"]), "--root-certificates", str(folder / "ca.pem"),
+        str(BIN / "flower-supernode"), "--superlink", str(keys["server"]), "--root-certificates", str(folder / "ca.pem"),
         "--auth-supernode-private-key", str(folder / "node.key"), "--host", "127.0.0.1", "--port", str(free_port()),
         "--node-config", f"folder='{folder}'",
     ]  # fmt: skip

@@ -19,7 +19,7 @@ from fallow.paths import user_path
 from fallow.report import reading
 from fallow.runs.folder import warn
 
-SCRIPTS = ("base.js", "runs.js", "lines.js", "pictures.js", "sections.js", "warnings.js", "tables.js", "curves.js", "classes.js", "scores.js", "start.js")
+SCRIPTS = ("base.js", "runs.js", "lines.js", "pictures.js", "sections.js", "warnings.js", "tables.js", "curves.js", "classes.js", "scores.js", "nodes.js", "start.js")
 
 
 def write(paths: Sequence[str | Path], out: str | Path, force: bool = False) -> tuple[Path, int]:

@@ -19,6 +19,7 @@ from fallow.paths import user_path
 from fallow.report.cells import BESIDE, Place, places
 from fallow.report.scored import scores as scores_of
 from fallow.runs.folder import Row, RunFolder, runs_below
+from fallow.runs.nodes import nodes
 from fallow.runs.settings import UNHASHED, Keys
 from fallow.runs.warned import stored
 
@@ -252,6 +253,7 @@ def _told(run: Run) -> Keys:
         "vectors": vectors,
         "scores": scored,
         "warnings": stored(run.path, s, run.status != "running"),
+        "nodes": nodes(run.path),
         "published": [_published(p) for p in places(run.config, run.path)],
         "made": {k: str(s[k]) for k in ("device", "commit", "config_hash", "fingerprint") if s.get(k)} | _versions(s),
     }

@@ -42,6 +42,7 @@ from fallow.runs.data import Reading, completed, load_source, named, opened_sour
 from fallow.runs.folder import RunFolder
 from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
+from fallow.runs.nodes import ORDER
 from fallow.runs.onlookers import watching
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
@@ -370,6 +371,8 @@ def _resume(
     path: Path, rounds: int | None, stop_after: int | None, source: Source | None, watch: Watcher | None, trust: bool, anyway: bool
 ) -> Result:
     folder = RunFolder.existing(_found(path))
+    if (folder.path / ORDER).exists():
+        raise UserError(f"the run {folder.path} has its clients on nodes", f"go on with `fallow federation run DIR --resume {folder.path.name}`")
     if rounds is not None and (sentence := longer.prolonged(folder, rounds)) and watch:
         watch("note", sentence)
     told = stated(folder.config)

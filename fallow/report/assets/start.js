@@ -1,7 +1,7 @@
 // The page as a whole: title, legend, theme, and news from a run that goes on.
 const ORDER = [
   "Warnings", "Results", "Beside the published figures", "Accuracy over rounds", "Scores", "Pseudo-labels", "Classes", "Prior bias", "Federation",
-  "Gradient diversity", "Bytes and seconds", "What the method logs", "Settings", "Runs",
+  "Gradient diversity", "Bytes and seconds", "Nodes", "What the method logs", "Settings", "Runs",
 ];
 
 function toggle(runs, to) {
