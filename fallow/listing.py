@@ -9,6 +9,7 @@ from fallow.errors import UserError, suggest
 from fallow.measure.told import NAMES, of_summary, valued
 
 Rows = list[tuple[str, ...]]
+GROUPS = ("founding", "federated", "supervised", "central")  # of methods
 KINDS = ("methods", "datasets", "models", "partitions", "recipes", "views", "figures")
 
 
@@ -25,11 +26,11 @@ def rows(what: str, data_dir: str | None = None, times: bool = False) -> Rows:
 def _methods() -> Rows:
     from fallow.methods import REGISTERED, find
 
-    out: Rows = [("method", "what", "paper", "labels at", "a client keeps", "travels")]
-    for name in REGISTERED:
+    out: Rows = [("method", "group", "what", "paper", "labels at", "a client keeps", "travels")]
+    for name in sorted(REGISTERED, key=lambda name: GROUPS.index(find(name).group)):
         m = find(name)
         what = (m.__doc__ or "").splitlines()[0].split(".  ")[0].rstrip(".")
-        out.append((name, what, m.paper, " ".join(sorted(m.scenarios)), m.keeps, m.sends))
+        out.append((name, m.group, what, m.paper, " ".join(sorted(m.scenarios)), m.keeps, m.sends))
     return out
 
 

@@ -21,6 +21,18 @@ METHODS: dict[str, str] = {
     "sage": "fallow.methods.sage:SAGE",
     "fl2": "fallow.methods.fl2:FL2",
     "proxyfl": "fallow.methods.proxyfl:ProxyFL",
+    "heterofl": "fallow.methods.heterofl:HeteroFL",
+    "datasharing": "fallow.methods.datasharing:DataSharing",
+    "easgd": "fallow.methods.easgd:EASGD",
+    "overlapsgd": "fallow.methods.easgd:OverlapSGD",
+    "pimodel": "fallow.methods.pimodel:PiModel",
+    "pseudolabel": "fallow.methods.pseudolabel:PseudoLabel",
+    "meanteacher": "fallow.methods.meanteacher:MeanTeacher",
+    "mixmatch": "fallow.methods.mixmatch:MixMatch",
+    "remixmatch": "fallow.methods.remixmatch:ReMixMatch",
+    "flexmatch": "fallow.methods.flexmatch:FlexMatch",
+    "freematch": "fallow.methods.freematch:FreeMatch",
+    "softmatch": "fallow.methods.softmatch:SoftMatch",
 }
 
 

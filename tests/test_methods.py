@@ -177,7 +177,7 @@ def clients_work(f: Federated) -> tuple[list[Any], list[Any]]:
 def test_equal_updates_merge_to_themselves(name: str, tmp_path: Path) -> None:
     labels = sorted(find(name).scenarios)[0]
     untuned = {"tune_epochs": 0} if name == "proxyfl" else {}  # it moves the mean of the classifiers
-    f = run_with(tmp_path, name, labels, active=4, server_momentum=0.0, optimizer_state="reset", **untuned).federated
+    f = run_with(tmp_path, name, labels, active=4, server_lr=1.0, server_momentum=0.0, optimizer_state="reset", **untuned).federated
     updates = f._updates(*clients_work(f))
     assert len(updates) > 1 and all(u.weight > 0 for u in updates)
     common = updates[-1].entries
@@ -297,7 +297,7 @@ def test_a_method_never_changes(name: str) -> None:
     with pytest.raises(AttributeError, match="never changes"):
         method.counter = 1
     held = method.holds()
-    assert isinstance(held["model"], Net)
+    assert any(isinstance(thing, Net) and thing.train for thing in held.values())
     assert kind.__doc__ and kind.paper and kind.scenarios <= set(SCENARIOS)
     keeps = any(thing.keep for thing in held.values()) or method.o.optimizer_state == "keep"
     assert (kind.keeps != "-") == keeps

@@ -17,6 +17,7 @@ from fallow.engine.slot import RESERVED
 from fallow.errors import UserError
 from fallow.methods.sparse import Sparse
 from fallow.methods.state import State
+from fallow.schedule import Schedule
 
 
 class Pool:
@@ -109,6 +110,12 @@ class Server:
         self._net = self._net or self.kit.net()
         self._net.load(state)
         return self._net(self.kit.plain(images.to(self.kit.device)), stats="running")
+
+    def rate(self, round: int | None = None) -> float:
+        """The local learning rate that the schedule has at a round's start, by default this one's."""
+        o = self.options
+        steps = o.steps if isinstance(o.steps, int) else 1
+        return o.lr * Schedule.parse(o.schedule).factor(self.round if round is None else round, 0, steps, o.rounds)
 
     def log(self, **values: Any) -> None:
         """Numbers (or lists of them) for this round's metrics."""

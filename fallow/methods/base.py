@@ -102,6 +102,7 @@ class Method(Generic[S, P, B]):
     accepts_by = "threshold"  # the key that says how sure a pseudo-label must be
     captured = True
     paper = ""  # one line for `fallow list methods`
+    group = "federated"  # under which it is listed there: founding, federated, supervised, central
     keeps = "-"  # what a client keeps between rounds, in words
     sends = "model"  # what travels, in words
     o: Config  # the options; `o: Options` says in a method of which type

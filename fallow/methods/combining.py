@@ -5,6 +5,7 @@ from __future__ import annotations
 from fallow.config import Config
 from fallow.errors import UserError
 from fallow.methods.base import AVERAGERS, Method
+from fallow.methods.parts.averaged import Averaged
 
 
 def check(kind: type[Method], o: Config) -> None:
@@ -35,6 +36,6 @@ def _labelling(kind: type[Method], o: Config) -> None:
 def _averaging(kind: type[Method], o: Config) -> None:
     if o.average == "mean":
         return None
-    if kind.merge is not Method.merge:
+    if kind.merge not in (Method.merge, Averaged.merge):
         raise UserError(f"{o.method} merges updates in its own way, so average={o.average} has no place", "leave average out")
     return AVERAGERS[o.average].refuse(o)

@@ -13,6 +13,7 @@ class FedAvg(Method):
     """
 
     paper = "McMahan et al., AISTATS 2017"
+    group = "supervised"
     labels_how = "makes no pseudo-labels"
     defaults = {"weights": "labelled"}
 

@@ -41,6 +41,7 @@ class FedDB(Method[PriorSlot, PriorParty, Columns]):
     """
 
     paper = "Zhu et al., IJCAI 2024"
+    group = "founding"
     keeps = "optimiser state"
     sends = "parameters; up also the mean prediction"
     scenarios = {"clients", "some"}

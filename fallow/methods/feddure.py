@@ -46,6 +46,7 @@ class FedDure(Method[Regulated]):
     """
 
     paper = "Bai et al., AAAI 2024"
+    group = "founding"
     keeps = "F-reg, a small net"
     scenarios = {"clients", "some"}
     labels_how = "labels with the net in training, and its regulators judge the labels"

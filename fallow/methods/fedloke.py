@@ -43,6 +43,7 @@ class FedLoKe(Method[PersonalSlot, PersonalParty, Columns]):
     """
 
     paper = "Zhang et al., CIKM 2023"
+    group = "founding"
     keeps = "personal model"
     scenarios = {"clients", "some"}
     labels_how = "has two models that label for each other"

@@ -31,6 +31,7 @@ class FedRGD(FixMatch):
     """
 
     paper = "Zhang et al., IEEE BigData 2021"
+    group = "founding"
     sends = "model (down: its group's); with optimizer_state=travel also the optimiser's state"
     scenarios = {"server", "clients", "some", "all"}
     defaults = {
@@ -100,9 +101,8 @@ class FedRGD(FixMatch):
             loss = loss + self.o.weight * masked_mean(ce(zs, label), sure, self.o.reduction)  # Eq. 4, of one view Eq. 5
             when = None if b.x or self.o.empty_step == "take" else sure.any()
             s.judge(b.u, label, sure, confidence=labelling.confidence(z))
-        s.descend(loss, when=when)
+        self.descend(s, loss, when)
         labelling.follow(self.o, s)
-        s.log(loss=loss)
 
     def forward(self, s: LabellerSlot, b: Columns) -> tuple[Tensor, Tensor | None, Tensor]:
         if self.o.objective == "crl" or not b.u:

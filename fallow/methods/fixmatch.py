@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fallow.config import key
 from fallow.keys.section import Keys
-from fallow.methods.base import Found, Held, Method, Net, Plan
+from fallow.methods.base import Found, Held, Plan
 from fallow.methods.parts import labelling
-from fallow.methods.parts.batching import paired
+from fallow.methods.parts.averaged import Averaged
+from fallow.methods.parts.batching import paired, progress
 from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.labelling import LabellerBatch, LabellerParty, LabellerSlot
 from fallow.methods.parts.losses import Reduction, ce, cross_entropy, kl, masked_mean
@@ -23,7 +24,7 @@ class Columns(LabellerBatch):
     eta: Tensor  # UDA's annealing
 
 
-class FixMatch(Method[LabellerSlot, LabellerParty, Columns]):
+class FixMatch(Averaged[LabellerSlot, LabellerParty, Columns]):
     """FixMatch at every party that has unlabelled data, averaged by FedAvg.  Sohn et al., NeurIPS 2020."""
 
     paper = "Sohn et al., NeurIPS 2020"
@@ -31,7 +32,7 @@ class FixMatch(Method[LabellerSlot, LabellerParty, Columns]):
     labellers = labelling.EACH
     defaults = {"labeller": "current"}
 
-    class Options(Method.Options):
+    class Options(Averaged.Options):
         threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
         weight: float = key(1.0, "of the unlabelled loss", "lambda_u", ge=0)
         reduction: Reduction = key("all", "unlabelled loss: mean over the batch, or over the accepted")
@@ -49,7 +50,7 @@ class FixMatch(Method[LabellerSlot, LabellerParty, Columns]):
         return super().automatic(facts) | {"threshold": facts.threshold}
 
     def holds(self) -> Held:
-        return {"model": Net()} | labelling.holds(self.o, self.classes)
+        return super().holds() | labelling.holds(self.o, self.classes)
 
     def begin(self, party: LabellerParty) -> dict[str, Tensor]:
         return labelling.begin(self.o, party)
@@ -85,9 +86,8 @@ class FixMatch(Method[LabellerSlot, LabellerParty, Columns]):
             when = None if b.x or self.o.empty_step == "take" else sure.any()
             loss = loss + self.o.weight * masked_mean(self.unsupervised(zs, label), sure, self.o.reduction)  # Eq. 4
             s.judge(b.u, label if label.dim() == 1 else label.argmax(1), sure, confidence=labelling.confidence(z))
-        s.descend(loss, when=when)
+        self.descend(s, loss, when)
         labelling.follow(self.o, s)
-        s.log(loss=loss)
 
 
 class UDA(FixMatch):
@@ -104,9 +104,8 @@ class UDA(FixMatch):
 
     def plan(self, party: LabellerParty, found: Found) -> Plan:
         plan = super().plan(party, found)
-        n, o = len(plan), self.o
-        share = [(party.round * n + k) / (o.rounds * n) for k in range(n)]
-        return plan if o.tsa == "none" else plan.having(eta=[annealed(o.tsa, r, self.classes) for r in share])
+        kind, done = self.o.tsa, progress(party, len(plan))
+        return plan if kind == "none" else plan.having(eta=[annealed(kind, share, self.classes) for share in done])
 
     def target(self, z: Tensor) -> tuple[Tensor, Tensor]:
         return (z / self.o.temperature).softmax(1), z.softmax(1).max(1).values >= self.o.threshold

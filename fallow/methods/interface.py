@@ -218,6 +218,9 @@ class Server(Protocol):
     def head(self) -> str:
         """The name of the weight of the model's last layer."""
 
+    def rate(self, round: int | None = None) -> float:
+        """The local learning rate that the schedule has at a round's start, by default this one's."""
+
     def log(self, **values: float | Sequence[float] | Tensor | Array) -> None:
         """Numbers, or lists of them, for this round's metrics."""
 

@@ -31,6 +31,7 @@ class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
     """
 
     paper = "Diao et al., NeurIPS 2022"
+    group = "founding"
     keeps = "optimiser state"
     sends = "parameters; down also static BN statistics"
     scenarios = {"server", "clients", "some"}

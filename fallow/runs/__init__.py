@@ -18,6 +18,7 @@ from fallow import disk
 from fallow.config import Config
 from fallow.data.federate import Federation, Spec, federate, labels_sha256
 from fallow.data.given import source_of
+from fallow.data.sharing import federate_with_shared
 from fallow.data.sources import Source
 from fallow.data.validation import hold_out
 from fallow.engine import ranks
@@ -226,7 +227,11 @@ class Run:
 def make_federation(options: Config, source: Source) -> Federation:
     spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__} | {"seed": options.seed_of("split")})
     labels = source.train.labels.numpy()
-    federation = federate(labels, len(source.classes), spec, source.train.clients)
+    data = labels, len(source.classes), spec
+    if beta := getattr(options, "share_beta", 0.0):
+        federation = federate_with_shared(*data, beta, getattr(options, "share_alpha", 1.0), source.train.clients)
+    else:
+        federation = federate(*data, source.train.clients)
     return hold_out(federation, labels, options.validation, spec.seed) if options.validation else federation
 
 

@@ -26,11 +26,11 @@ from fallow.runs import lacking
 from fallow.runs.origin import located, own_code, started_in
 
 Keys = dict[str, Any]
-GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "published", "defaults")  # of a recipe, beside the keys of a run
+GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "stands_for", "published", "defaults")  # of a recipe, beside the keys of a run
 DEFAULTS = ("fitted", "paper")  # what a key gets that nobody gave: what suits the data, or the method's paper
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
-NEWER = {"layout": "auto", "skip_bad": False, "validation": None, "warmup_rounds": 0}  # keys that older runs have not; as given here they change nothing
+NEWER = {"layout": "auto", "skip_bad": False, "validation": None, "ema": 0.0, "warmup_rounds": 0}  # keys that older runs have not; as given here they change nothing
 SEEDS = 10_000  # at most
 UNHASHED = {"data_dir", "device", "slots", "backend", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
 EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, without another result
@@ -180,7 +180,8 @@ class Grid:
 
     def keys(self, row: str, cell: Cell) -> Keys:
         """The keys of one entry of the table."""
-        return merge(self.shared, self.rows.get(row, {}), cell.keys, cell.rows.get(row, {}))
+        found = merge(self.shared, self.rows.get(row, {}), cell.keys, cell.rows.get(row, {}))
+        return {k: v for k, v in found.items() if k != "stands_for"}
 
     def chosen(self, given: Keys) -> tuple[Keys, Keys]:
         """The keys of the one row and cell that agree with what is given, and what else is given."""

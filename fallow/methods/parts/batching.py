@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from fallow.config import Config
 from fallow.data.samples import Array, Stream, Tail
 from fallow.errors import UserError
@@ -47,6 +49,11 @@ def paired(
     raise UserError(
         f"unlabelled_batch={mode!r} is not known", "use a count, match-steps, match-steps:floor, equal, ratio:N or full"
     )
+
+
+def progress(party: Party, steps: int) -> Array:
+    """The share of the run's steps that is done at each of this round's `steps`."""
+    return (party.round + np.arange(steps) / max(1, steps)) / party.options.rounds
 
 
 def set_size(mode: int | str, batch: int) -> int | None:

@@ -1,0 +1,93 @@
+"""EASGD and Overlap Local-SGD: every client keeps a model of its own, which the server's pulls back."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fallow.config import key
+from fallow.errors import UserError
+from fallow.methods.base import Batch, Held, Method, Net, NetHandle, Party, Server, Slot, Update, Updates
+from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.losses import cross_entropy
+
+
+class OwnSlot(Slot):
+    personal: NetHandle
+
+
+class OwnParty(Party):
+    personal: NetHandle
+
+
+class EASGD(Method[OwnSlot, OwnParty, Batch]):
+    """A spring ties each client's own model to the server's.  Zhang, Choromanska and LeCun, NeurIPS 2015.
+
+    The server's model is the centre z, `server_lr` its moving rate b; with C active clients each is pulled by b/C.
+    """
+
+    paper = "Zhang et al., NeurIPS 2015"
+    group = "supervised"
+    keeps = "own model, optimiser state"
+    scenarios = {"clients", "some", "all"}
+    labels_how = "makes no pseudo-labels"
+    defaults = {"server_lr": 0.9, "weights": "uniform", "optimizer_state": "keep", "statistics": "static", "weight_decay": 1e-4}
+
+    class Options(Method.Options):
+        def refuse(self) -> None:
+            super().refuse()
+            if self.prox:
+                raise UserError(f"{self.method} has a pull of its own, so prox={self.prox:g} has no place", "leave prox out")
+            if self.server_lr > 1:
+                raise UserError(f"server_lr={self.server_lr:g} pulls the server's model past the clients' mean", "use server_lr=1 or less")
+
+    def holds(self) -> Held:
+        return {"personal": Net(keep=True, start="model")}                               # x_k
+
+    def supervised(self, s: OwnSlot, b: Batch) -> None:
+        loss = cross_entropy(s.personal(b.x.labelled), b.x.y)
+        s.descend(loss)
+        s.log(loss=loss)
+
+    @property
+    def pull(self) -> float:
+        """alpha."""
+        return self.o.server_lr / self.o.active_count
+
+    def end(self, party: OwnParty) -> Update | None:
+        if not party.made:
+            return None
+        x = party.personal.state.clone()                                                 # both sides move by the old x_k and z
+        party.personal.load(x.lerp(party.received["model"], self.pull).only("parameters"))  # x_k - alpha (x_k - z)
+        return Update(model=x)
+
+    def merge(self, server: Server, updates: Updates) -> None:
+        there = len(updates) / self.o.active_count
+        server.move(server.model.lerp(mean(updates), there))                             # z + alpha sum_k (x_k - z)
+
+
+class OverlapSGD(EASGD):
+    """Clients are pulled to an anchor that is one exchange old, so that nobody waits for it.  Wang, Liang and Joshi, ICASSP 2020."""
+
+    paper = "Wang et al., ICASSP 2020"
+    defaults = {"server_lr": 1.0, "server_momentum": 0.7}
+    readings = {"paper": {}, "released": {"anchor_momentum_scale": "lr"}}
+
+    class Options(EASGD.Options):
+        pullback: float = key(0.6, "how far a client's model goes back to the anchor", "alpha", ge=0, le=1)
+        anchor_momentum_scale: Literal["constant", "lr"] = key(
+            "constant", "the anchor's momentum stays as it is, or shrinks and grows with the learning rate, as in the released code"
+        )
+
+    o: Options
+
+    def end(self, party: OwnParty) -> Update | None:
+        if not party.made:
+            return None
+        back = party.personal.state.lerp(party.received["model"], self.o.pullback)       # x_k <- (1 - alpha) x_k + alpha z
+        party.personal.load(back.only("parameters"))
+        return Update(model=back)
+
+    def merge(self, server: Server, updates: Updates) -> None:
+        if self.o.anchor_momentum_scale == "lr" and "momentum" in server:
+            server["momentum"] = server["momentum"] * (server.rate(server.round) / server.rate(server.round - 1))
+        server.move(mean(updates))                                                       # v <- beta v + (mean_k x_k - z);  z <- z + v

@@ -1,0 +1,32 @@
+"""Mean Teacher: the average of a net's weights teaches it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fallow.config import key
+from fallow.errors import UserError
+from fallow.methods.parts.consistency import Consistency, ConsistencySlot, RampedBatch
+
+
+class MeanTeacher(Consistency):
+    """A net learns to answer as the average of its own weights does to another view.  Tarvainen and Valpola, NeurIPS 2017."""
+
+    paper = "Tarvainen and Valpola, NeurIPS 2017"
+    labels_how = "learns from its teacher's whole answers, and makes no pseudo-labels"
+
+    class Options(Consistency.Options):
+        weight: float = key(50.0, "of the unlabelled loss at the end of its ramp", "w", ge=0)
+
+        def refuse(self) -> None:
+            super().refuse()
+            if not self.ema:
+                raise UserError("ema=0 leaves meanteacher without a teacher", "use pimodel, or an ema such as 0.999")
+
+    o: Options
+
+    def unlabelled(self, s: ConsistencySlot, b: RampedBatch) -> Tensor:
+        with torch.no_grad():
+            q = s.ema(b.u.weak, stats="batch").softmax(1)                                # the teacher's
+        return (s.model(b.u.other, stats="batch").softmax(1) - q).square().mean()
