@@ -36,7 +36,7 @@ from bench.report import machine
 from fallow import runs as running
 from fallow.config import merge, parse_pairs
 from fallow.data import sources
-from fallow.data.sources import Source, Split
+from fallow.data.sources import ImageSet, Source
 from fallow.errors import UserError
 from fallow.methods import REGISTERED
 from fallow.runs import automatic
@@ -91,8 +91,8 @@ def source_of(name: str, data_dir: str | None) -> Source:
     source = official(name, data_dir)
     n, m, train, test = SETS[name].get("trained"), SETS[name].get("tested"), source.train, source.test
     if SETS[name].get("rest"):  # what is not trained on is tested on: a small test set says little
-        test = Split(torch.cat([test.images, train.images[n:]]), torch.cat([test.labels, train.labels[n:]]))
-    source = replace(source, train=Split(train.images[:n], train.labels[:n]), test=Split(test.images[:m], test.labels[:m]))
+        test = ImageSet(torch.cat([test.images, train.images[n:]]), torch.cat([test.labels, train.labels[n:]]))
+    source = replace(source, train=ImageSet(train.images[:n], train.labels[:n]), test=ImageSet(test.images[:m], test.labels[:m]))
     return sources.fit(source, **SETS[name].get("image", {}))
 
 

@@ -87,8 +87,8 @@ def source_of(data: str, data_dir: str | None) -> sources.Source:
     """The data set, cut to as many first images as the settings say."""
     source = sources.load(data, data_dir)
     n, m = DATA[data].get("trained"), DATA[data].get("tested")
-    train = sources.Split(source.train.images[:n], source.train.labels[:n])
-    return replace(source, train=train, test=sources.Split(source.test.images[:m], source.test.labels[:m]))
+    train = sources.ImageSet(source.train.images[:n], source.train.labels[:n])
+    return replace(source, train=train, test=sources.ImageSet(source.test.images[:m], source.test.labels[:m]))
 
 
 def carry_out(cell: Cell, data_dir: str | None) -> Run:

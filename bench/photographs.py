@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fallow.data.sources import Split
+from fallow.data.sources import ImageSet
 
 KINDS = {"airplane": 0, "automobile": 1, "deer": 4, "frog": 6, "ship": 8}  # of CIFAR-10
 TRAINED, TESTED = 180, 300  # of each
 SIDES = (40, 80)
 
 
-def photographs(images: Split, folder: Path) -> None:
+def photographs(images: ImageSet, folder: Path) -> None:
     """Writes `train/CLASS` and `test/CLASS` from images of CIFAR-10, enlarged to sides that differ."""
     labels, rng = images.labels.numpy(), np.random.default_rng(7)
     for name, label in KINDS.items():

@@ -221,7 +221,7 @@ def go(queue: Queue, tell: Tell, limit: float = float("inf")) -> list[str]:
 
 def alone(out: Path) -> Any:
     """A lock of the folder of runs; the lock of a dead queue is no lock."""
-    with disk.told(out):
+    with disk.errors_as_user_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         file = open(out / ".queue", "w")  # noqa: SIM115
     try:

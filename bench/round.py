@@ -18,7 +18,7 @@ import torch
 
 import fallow
 from bench import report
-from fallow.data.sources import Source, Split
+from fallow.data.sources import ImageSet, Source
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "semifl": dict(
@@ -44,9 +44,9 @@ PLAIN = {"labelled": "plain", "weak": "plain", "strong": "plain"}
 def random_source(train: int, test: int, size: int = 32) -> Source:
     generator = torch.Generator().manual_seed(0)
 
-    def split(n: int) -> Split:
+    def split(n: int) -> ImageSet:
         images = torch.randint(0, 256, (n, 3, size, size), dtype=torch.uint8, generator=generator)
-        return Split(images, torch.arange(n) % 10)
+        return ImageSet(images, torch.arange(n) % 10)
 
     return Source("cifar10", tuple("0123456789"), split(train), split(test), True)
 

@@ -29,7 +29,7 @@ class Taken(UserError, FileExistsError):
 
 
 @contextmanager
-def told(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[None]:
+def errors_as_user_errors(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[None]:
     """Turns the disk's refusals into a sentence; who can say more of what is there already catches FileExistsError."""
     try:
         yield
@@ -73,7 +73,7 @@ def _reason(error: OSError) -> str:
 def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
     """Writes beside, syncs, renames: a reader sees the old file or the new one."""
     data = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
-    with told(path, remedy), replacing(path) as f:
+    with errors_as_user_errors(path, remedy), replacing(path) as f:
         f.write(data)
 
 
@@ -163,7 +163,7 @@ def only_one(path: Path, wait: bool = False) -> Iterator[bool]:
 
 def sync(path: Path) -> None:
     """Makes what was written to a file last, or renames inside a folder."""
-    with told(path):
+    with errors_as_user_errors(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

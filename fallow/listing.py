@@ -77,14 +77,14 @@ TIMES = (
 
 
 def _recipes_with_times() -> Rows:
-    from fallow.report.times import of_recipe, span, told
+    from fallow.report.times import format_duration, of_recipe, span
     from fallow.runs.speed import speed
 
     title, *body = _recipes()
     out: Rows = [(*title, "a run", "runs", "all of them")]
     for row in body:
         e = of_recipe(row[0], speed)
-        out.append((*row, *(("", "", "") if e is None else (span(e.shortest, e.longest), str(e.runs), told(e.total)))))
+        out.append((*row, *(("", "", "") if e is None else (span(e.shortest, e.longest), str(e.runs), format_duration(e.total)))))
     return out
 
 

@@ -20,7 +20,7 @@ os.environ["FALLOW_CACHE"] = tempfile.mkdtemp(prefix="fallow-cache-")  # nor kee
 torch.set_num_threads(1)  # as the engine does; with more of them a busy machine is slow
 
 from fallow.data import sources  # noqa: E402
-from fallow.data.readers.parts import Split  # noqa: E402
+from fallow.data.readers.common import ImageSet  # noqa: E402
 from fallow.data.sources import Source  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -36,7 +36,7 @@ def few_digits() -> Source:
     whole = sources.load("digits")
     train, test = whole.train, whole.test
     return Source(
-        "few-digits", whole.classes, Split(train.images[:240], train.labels[:240]), Split(test.images[:60], test.labels[:60]), False
+        "few-digits", whole.classes, ImageSet(train.images[:240], train.labels[:240]), ImageSet(test.images[:60], test.labels[:60]), False
     )
 
 

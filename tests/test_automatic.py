@@ -16,7 +16,7 @@ from conftest import HERE, TINY
 import fallow
 from fallow import config, runs
 from fallow.config import Config
-from fallow.data.readers.parts import Split
+from fallow.data.readers.common import ImageSet
 from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
@@ -42,7 +42,7 @@ def images(count: int, size: int, channels: int, classes: int = 10) -> Source:
     """Noise, so large a set as is asked for."""
     labels = torch.from_numpy(np.arange(count) % classes)
     pixels = torch.zeros(1, channels, size, size, dtype=torch.uint8)
-    return Source("noise", tuple(map(str, range(classes))), Split(pixels.expand(count, -1, -1, -1), labels), Split(pixels.expand(20, -1, -1, -1), labels[:20]), True)
+    return Source("noise", tuple(map(str, range(classes))), ImageSet(pixels.expand(count, -1, -1, -1), labels), ImageSet(pixels.expand(20, -1, -1, -1), labels[:20]), True)
 
 
 # -- the rule ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from PIL import Image
 
 from bench import defaults
 from bench.photographs import KINDS, photographs
-from fallow.data.sources import Split
+from fallow.data.sources import ImageSet
 from fallow.errors import UserError
 
 
@@ -52,7 +52,7 @@ def test_what_is_tried() -> None:
 
 def test_photographs_are_files_of_many_sizes(tmp_path: Path) -> None:
     labels = torch.arange(60) % 10
-    photographs(Split(torch.zeros(60, 3, 32, 32, dtype=torch.uint8), labels), tmp_path)
+    photographs(ImageSet(torch.zeros(60, 3, 32, 32, dtype=torch.uint8), labels), tmp_path)
     files = [p for p in tmp_path.rglob("*") if p.is_file()]
     assert len(files) == 6 * len(KINDS) and {p.suffix for p in files} == {".png", ".jpg"}
     assert {p.parent.name for p in files} == set(KINDS)

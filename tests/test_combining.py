@@ -149,22 +149,22 @@ def test_a_prior_that_follows_its_batches(gamma: float, batch: int | str, tmp_pa
         slot.load({"model": f.server.model}, {}, 0.0)
         begin_calls(slot, party.key("begin"))
         found = f.method.begin(party)
-        prior, pace = party.prior.double(), 0.0
+        prior, log_decay_per_sample = party.prior.double(), 0.0
         for step in feed.steps(party.site, f.method.plan(party, found), party.key("plan"), lambda *a: {}):
             u = step.batch().u
             with torch.no_grad():
                 p = party.model(u.weak, stats="running").softmax(1).double().mean(0)
-            pace = gamma ** (len(u.weak) / n)
-            prior = pace * prior + (1 - pace) * p
+            log_decay_per_sample = gamma ** (len(u.weak) / n)
+            prior = log_decay_per_sample * prior + (1 - log_decay_per_sample) * p
         torch.testing.assert_close(outcome.update["prior"].double(), prior, atol=1e-5, rtol=0)
-        assert batch != "full" or pace == pytest.approx(gamma)
+        assert batch != "full" or log_decay_per_sample == pytest.approx(gamma)
 
 
 def test_a_batch_is_served_by_the_prior_before_it() -> None:
     """And rows that were filled in do not move it: (1/2)^(2/4) of (0.8, 0.2) stays, the rest is the mean of two samples."""
     z = torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.99, 0.01]], dtype=torch.float64).log()
     u = SimpleNamespace(rows=torch.tensor([True, True, False]))
-    s = SimpleNamespace(prior=torch.tensor([0.8, 0.2], dtype=torch.float64), pace=torch.tensor([math.log(0.5) / 4], dtype=torch.float64))
+    s = SimpleNamespace(prior=torch.tensor([0.8, 0.2], dtype=torch.float64), log_decay_per_sample=torch.tensor([math.log(0.5) / 4], dtype=torch.float64))
     o = SimpleNamespace(labeller="current", debias=True, app_u_source="running")
     p = labelling.logits(o, s, u, z).softmax(1)
     assert p[0].tolist() == pytest.approx([0.75 / 2.75, 2 / 2.75])  # 0.6 / 0.8 to 0.4 / 0.2

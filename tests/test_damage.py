@@ -18,7 +18,7 @@ from conftest import TINY, rows, same, weights
 
 import fallow
 from fallow import disk
-from fallow.data.holdings import Held
+from fallow.data.holdings import ClassCounts
 from fallow.errors import UserError
 from fallow.runs.folder import RunFolder
 from fallow.runs.origin import Origin
@@ -346,15 +346,15 @@ def test_something_else_in_a_files_place(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="pipe is not a file"):
         disk.read(tmp_path / "pipe")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"), disk.told(tmp_path / "file"):
+    with pytest.raises(UserError, match="cannot be written"), disk.errors_as_user_errors(tmp_path / "file"):
         (tmp_path / "file").mkdir()
-    with pytest.raises(UserError, match=r"cannot be written \(odd\)"), disk.told(tmp_path):
+    with pytest.raises(UserError, match=r"cannot be written \(odd\)"), disk.errors_as_user_errors(tmp_path):
         raise OSError("odd")
 
 
 def test_counts_that_were_flipped(run: Path) -> None:
     """federation.npz has everyone's classes beside the lists that its fingerprint covers."""
-    path, rng, good = run / "federation.npz", random.Random(1), Held.load(run / "federation.npz")
+    path, rng, good = run / "federation.npz", random.Random(1), ClassCounts.load(run / "federation.npz")
     data = path.read_bytes()
     start = data.index(b"held.npy") + 8
     found = 0
@@ -362,7 +362,7 @@ def test_counts_that_were_flipped(run: Path) -> None:
         place = rng.randrange(start, start + 60)
         path.write_bytes(data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :])
         try:
-            assert all(np.array_equal(a, b) for a, b in zip(Held.load(path)[0], good[0]))
+            assert all(np.array_equal(a, b) for a, b in zip(ClassCounts.load(path)[0], good[0]))
         except UserError as error:
             assert "is damaged" in str(error)
             found += 1

@@ -31,7 +31,7 @@ MODULES = modules()
 
 def room(module: str) -> str:
     first = module.partition(".")[0]
-    return "cli" if first in FRONT else first if (ROOT / "fallow" / first).is_dir() else "base"
+    return "cli" if first in FRONT else first if first != "keys" and (ROOT / "fallow" / first).is_dir() else "base"
 
 
 def imports(tree: ast.AST, deep: bool) -> Iterator[str]:

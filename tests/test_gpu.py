@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fallow import runs
-from fallow.data.sources import Source, Split
+from fallow.data.sources import ImageSet, Source
 from fallow.engine.replay import Pool
 from fallow.engine.slots import CapturedSlot, Slots
 from fallow.methods import REGISTERED, find
@@ -27,11 +27,11 @@ SMALL = dict(
 def source() -> Source:
     g = torch.Generator().manual_seed(1)
 
-    def split(n: int) -> Split:
+    def split(n: int) -> ImageSet:
         y = torch.arange(n) % 10
         images = torch.randint(0, 120, (n, 3, 16, 16), dtype=torch.uint8, generator=g)
         images[torch.arange(n), 0, y, :] += 120
-        return Split(images, y)
+        return ImageSet(images, y)
 
     return Source("cifar10", tuple("0123456789"), split(400), split(100), True)
 

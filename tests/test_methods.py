@@ -15,7 +15,7 @@ from conftest import TINY, few_digits, rows, same, weights
 import fallow
 from fallow import machine
 from fallow.data.federate import Federation, Holding
-from fallow.data.readers.parts import Split
+from fallow.data.readers.common import ImageSet
 from fallow.engine import eager, party
 from fallow.engine.kit import Kit
 from fallow.engine.round import Federated
@@ -211,7 +211,7 @@ def test_hidden_labels_stay_hidden(name: str, labels: str, tmp_path: Path) -> No
         return
     truth = source.train.labels.clone()
     truth[hidden] = (truth[hidden] + 1 + torch.arange(len(hidden)) % 9) % 10  # every one of them wrong
-    wrong = dataclasses.replace(source, train=Split(source.train.images, truth, source.train.clients))
+    wrong = dataclasses.replace(source, train=ImageSet(source.train.images, truth, source.train.clients))
     path = run_with(tmp_path / "wrong", name, labels, source=wrong).go().path
     right = reference(name, labels)
     assert weights(path) == weights(right)

@@ -18,7 +18,7 @@ from conftest import TINY
 
 import fallow
 from fallow.config import read_yaml
-from fallow.data.holdings import Federation, Held, Holding
+from fallow.data.holdings import ClassCounts, Federation, Holding
 from fallow.report import page, reading
 from fallow.report.cells import places
 from fallow.report.grid import Grids
@@ -174,12 +174,12 @@ def test_everyones_classes_are_stored(tmp_path: Path) -> None:
     clients = (Holding(ints(0), ints(1, 2)), Holding(ints(), ints(3, 5)))
     federation = Federation(Holding(ints(4), ints()), clients, ints(), ("a", "b"), {})
     federation.save(tmp_path / "f.npz", ints(0, 1, 1, -1, 0, 1), ["cat", "dog"])
-    held, fingerprint = Held.load(tmp_path / "f.npz")
+    held, fingerprint = ClassCounts.load(tmp_path / "f.npz")
     assert fingerprint == federation.fingerprint == Federation.load(tmp_path / "f.npz").fingerprint
     assert held.classes == ("cat", "dog", "unknown") and held.server.tolist() == [1, 0, 0]
     assert held.labelled.tolist() == [[1, 0, 0], [0, 0, 0]] and held.unlabelled.tolist() == [[0, 2, 0], [0, 1, 1]]
     federation.save(tmp_path / "g.npz")
-    held, _ = Held.load(tmp_path / "g.npz")
+    held, _ = ClassCounts.load(tmp_path / "g.npz")
     assert held.classes == ("samples",) and held.unlabelled.tolist() == [[2], [2]] and held.server.tolist() == [1]
 
 

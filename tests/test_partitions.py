@@ -574,7 +574,7 @@ def test_text_reads_back(text):
 
 def test_listing():
     assert list(PARTITIONS) == [
-        "iid", "shards", "dirichlet-capped", "dirichlet-equal", "dirichlet-client", "skew", "class-pairs",
+        "iid", "shards", "dirichlet-capped", "dirichlet-equal", "dirichlet-client", "dirichlet-pairs", "skew", "class-pairs",
         "batch-non-iid", "natural",
     ]  # fmt: skip
     for kind in PARTITIONS.values():

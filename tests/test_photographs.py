@@ -90,7 +90,7 @@ def test_crop_brings_the_short_side_to_size_and_cuts_the_centre(tmp_path: Path) 
     square = noise(12, 12).transpose(2, 0, 1)
     assert np.array_equal(brought(square, (5, 5), "crop"), brought(square, (5, 5), "resize"))
     wide = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))[None]
-    split = sources.Split(wide, torch.zeros(1, dtype=torch.int64))
+    split = sources.ImageSet(wide, torch.zeros(1, dtype=torch.int64))
     fitted = sources.fit(sources.Source("x", ("a",), split, split, True), 10, "crop")
     assert np.array_equal(fitted.train.images[0].numpy(), np.asarray(by_pillow).transpose(2, 0, 1))
 

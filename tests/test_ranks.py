@@ -107,7 +107,7 @@ rank = os.environ["RANK"]
 for what in ("images", "fewer", "version"):
     source = conftest.few_digits()
     if rank == "1" and what == "images": source.train.images.copy_(255 - source.train.images)
-    if rank == "1" and what == "fewer": source = sources.replace(source, train=sources.Split(source.train.images[:99], source.train.labels[:99]))
+    if rank == "1" and what == "fewer": source = sources.replace(source, train=sources.ImageSet(source.train.images[:99], source.train.labels[:99]))
     if rank == "1" and what == "version": origin.versions = lambda: {"torch": "1.0"}
     try:
         fallow.run(out=sys.argv[1], name=what, **conftest.TINY | {"data": source})

@@ -41,6 +41,6 @@ def test_a_key_does_not_make_the_newcomers_run_another() -> None:
 def test_other_data_than_a_run_was_begun_with(tmp_path: Path) -> None:
     stopped = fallow.run(out=tmp_path, stop_after=1, **TINY | {"method": "fedavg", "labels": "clients", "rounds": 2})
     source = few_digits()
-    other = sources.Source(source.name, source.classes, sources.Split(source.train.images, source.train.labels.flip(0)), source.test, source.flip)
+    other = sources.Source(source.name, source.classes, sources.ImageSet(source.train.images, source.train.labels.flip(0)), source.test, source.flip)
     with pytest.raises(fallow.UserError, match="the training labels are not as when the run was begun"):
         fallow.resume(stopped.path, source=other)

@@ -15,7 +15,7 @@ from conftest import HERE
 
 from fallow.config import Config
 from fallow.data.federate import Federation, Holding
-from fallow.data.readers.parts import Split
+from fallow.data.readers.common import ImageSet
 from fallow.data.sources import Source
 from fallow.engine.clients import SERVER, Reply, Samples
 from fallow.engine.feed import Batch, Part
@@ -45,8 +45,8 @@ def toy() -> Source:
     images = rng.integers(0, 120, (30, 1, SIDE, SIDE)).astype(np.uint8)
     for image, label in zip(images, labels):
         image[0, 2 * label : 2 * label + 3] += 100
-    return Source("toy", ("a", "b", "c"), Split(torch.from_numpy(images), torch.from_numpy(labels)),
-                  Split(torch.from_numpy(images[:6].copy()), torch.from_numpy(labels[:6].copy())), flip=False)  # fmt: skip
+    return Source("toy", ("a", "b", "c"), ImageSet(torch.from_numpy(images), torch.from_numpy(labels)),
+                  ImageSet(torch.from_numpy(images[:6].copy()), torch.from_numpy(labels[:6].copy())), flip=False)  # fmt: skip
 
 
 HELD = ((np.array([0, 4, 8, 3, 7]), np.array([9, 10, 11, 12, 13, 14, 15])), (np.array([1, 5, 2]), np.array([16, 17, 18, 19, 20])))

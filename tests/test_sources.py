@@ -38,7 +38,7 @@ def write_png(path: Path, pixels: np.ndarray) -> None:
     Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)).save(path)
 
 
-def expect(split: sources.Split, images: np.ndarray, labels: object) -> None:
+def expect(split: sources.ImageSet, images: np.ndarray, labels: object) -> None:
     assert split.images.dtype == torch.uint8 and split.labels.dtype == torch.int64
     assert split.images.is_contiguous()
     assert np.array_equal(split.images.numpy(), images)
@@ -368,7 +368,7 @@ def test_registered_sources(monkeypatch):
 
 
 def source_of(images: np.ndarray) -> Source:
-    split = sources.Split(torch.from_numpy(images), torch.zeros(len(images), dtype=torch.int64))
+    split = sources.ImageSet(torch.from_numpy(images), torch.zeros(len(images), dtype=torch.int64))
     return Source("some", ("a",), split, split, True)
 
 

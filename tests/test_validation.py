@@ -20,7 +20,7 @@ from fallow import machine
 from fallow.data.dealing import EMPTY
 from fallow.data.federate import Spec, federate
 from fallow.data.holdings import Federation, Holding, table
-from fallow.data.readers.parts import Split
+from fallow.data.readers.common import ImageSet
 from fallow.data.validation import apportioned, hold_out, sentences
 from fallow.engine.evaluating import Best
 from fallow.engine.party import Job, Party
@@ -164,7 +164,7 @@ def test_nothing_learns_from_what_is_held_out(run: Any, tmp_path: Path) -> None:
     source, held = few_digits(), held_rows(run.path)
     images = source.train.images.clone()
     images[held] = torch.randint(0, 256, images[held].shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    changed = dataclasses.replace(source, train=Split(images, source.train.labels))
+    changed = dataclasses.replace(source, train=ImageSet(images, source.train.labels))
     other = fallow.run(out=tmp_path, **KEYS | {"data": changed})
     assert len(held) == 24 and weights(other.path) == weights(run.path)
     apart = [{k for k in one if one[k] != two[k]} for one, two in zip(rows(run.path), rows(other.path))]

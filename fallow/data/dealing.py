@@ -48,7 +48,7 @@ class Pool:
         return len(self.labels) // self.clients
 
 
-class Split(NamedTuple):
+class Deal(NamedTuple):
     """Positions in the pool: one array per client, what nobody got, and how many draws it took."""
 
     parts: list[Ints]
@@ -116,21 +116,21 @@ def class_too_small(pool: Pool, k: int, needed: int, remedy: str) -> PartitionEr
 # -- iid ---------------------------------------------------------------------------------------------------------------
 
 
-def apply_iid(pool: Pool, order: Ints) -> Split:
+def apply_iid(pool: Pool, order: Ints) -> Deal:
     """Blocks of floor(N / M); the remainder is dropped."""
     used = pool.each * pool.clients
-    return Split(np.split(order[:used], pool.clients), order[used:])
+    return Deal(np.split(order[:used], pool.clients), order[used:])
 
 
-def apply_spread(pool: Pool, order: Ints) -> Split:
+def apply_spread(pool: Pool, order: Ints) -> Deal:
     """Everything is kept: the last N mod M clients get one more."""
     larger = len(order) % pool.clients
     sizes = np.full(pool.clients, pool.each)
     sizes[pool.clients - larger :] += 1
-    return Split(np.split(order, np.cumsum(sizes)[:-1]), EMPTY)
+    return Deal(np.split(order, np.cumsum(sizes)[:-1]), EMPTY)
 
 
-def apply_stratified(pool: Pool, order: Ints, leftover: str = "drop") -> Split:
+def apply_stratified(pool: Pool, order: Ints, leftover: str = "drop") -> Deal:
     """floor(N_k / M) of each class to everyone; the leftovers are dropped, or dealt one by one over the classes."""
     for k in np.flatnonzero((pool.counts > 0) & (pool.counts < pool.clients)):
         if leftover == "drop":
@@ -140,7 +140,7 @@ def apply_stratified(pool: Pool, order: Ints, leftover: str = "drop") -> Split:
     if leftover == "spread":
         ends = np.cumsum(pool.counts % pool.clients)
         counts += dealt_between(ends - pool.counts % pool.clients, ends, pool.clients)
-    return Split(*deal(pool.labels, counts, order))
+    return Deal(*deal(pool.labels, counts, order))
 
 
 def dealt_between(starts: Ints, ends: Ints, clients: int) -> Ints:
@@ -149,7 +149,7 @@ def dealt_between(starts: Ints, ends: Ints, clients: int) -> Ints:
     return (ends - client + clients - 1) // clients - (starts - client + clients - 1) // clients
 
 
-def split_iid(pool: Pool, rng: Generator, o: Options) -> Split:
+def split_iid(pool: Pool, rng: Generator, o: Options) -> Deal:
     order = draw_order(pool, rng)
     match o["kind"]:
         case "stratified":
@@ -215,7 +215,7 @@ def separate(slots: Ints, rng: Generator, swaps: int = 10_000) -> None:
     raise PartitionError("shards_not_distinct", cause, "use fewer shards, or leave distinct=true out")
 
 
-def apply_shards(pool: Pool, drawn: ShardDraw) -> Split:
+def apply_shards(pool: Pool, drawn: ShardDraw) -> Deal:
     """Each class cut into shards, its last few samples to the first shards; client by client takes its slots'."""
     shards: list[list[Ints]] = []
     unused = [EMPTY]
@@ -228,10 +228,10 @@ def apply_shards(pool: Pool, drawn: ShardDraw) -> Split:
         cut = [np.append(piece, own[whole:][i : i + 1]) for i, piece in enumerate(np.split(own[:whole], len(picks)))]
         shards.append([cut[i] for i in reversed(picks)])
     parts = [np.concatenate([shards[k].pop() for k in row]) for row in drawn.slots]
-    return Split(parts, np.concatenate(unused))
+    return Deal(parts, np.concatenate(unused))
 
 
-def split_shards(pool: Pool, rng: Generator, o: Options) -> Split:
+def split_shards(pool: Pool, rng: Generator, o: Options) -> Deal:
     return apply_shards(pool, draw_shards(pool, o["classes"], rng, o))
 
 
@@ -271,7 +271,7 @@ def draw_types(pool: Pool, mixes: Floats, rng: Generator) -> TypeDraw:
     return TypeDraw(draw_order(pool, rng), rng.multinomial(pool.each, mixes).astype(np.int64))
 
 
-def apply_types(pool: Pool, drawn: TypeDraw, mixes: Floats | None = None) -> Split:
+def apply_types(pool: Pool, drawn: TypeDraw, mixes: Floats | None = None) -> Deal:
     """Clients in order take what they want of each class while it lasts; with `mixes` the missing is refilled."""
     left = pool.counts.copy()
     counts = np.zeros_like(drawn.counts)
@@ -280,9 +280,9 @@ def apply_types(pool: Pool, drawn: TypeDraw, mixes: Floats | None = None) -> Spl
         if mixes is not None:
             counts[i] += refill(int(wanted.sum() - counts[i].sum()), mixes[i], left - counts[i])
         left -= counts[i]
-    return Split(*deal(pool.labels, counts, drawn.order))
+    return Deal(*deal(pool.labels, counts, drawn.order))
 
 
-def split_types(pool: Pool, rng: Generator, o: Options) -> Split:
+def split_types(pool: Pool, rng: Generator, o: Options) -> Deal:
     mixes = mixes_of_clients(pool, o["types"])
     return apply_types(pool, draw_types(pool, mixes, rng), mixes if o["short"] == "refill" else None)

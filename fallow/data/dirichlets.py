@@ -11,12 +11,12 @@ from numpy.random import Generator
 
 from fallow.data.dealing import (
     EMPTY,
+    Deal,
     Floats,
     Ints,
     Options,
     PartitionError,
     Pool,
-    Split,
     apportion,
     deal,
     draw_order,
@@ -67,8 +67,8 @@ def capped_counts(pool: Pool, shares: Floats, redraw: Redraw = evenly) -> Ints:
     return counts
 
 
-def apply_capped(pool: Pool, drawn: CappedDraw, redraw: Redraw = evenly) -> Split:
-    return Split(*deal(pool.labels, capped_counts(pool, drawn.shares, redraw), drawn.order))
+def apply_capped(pool: Pool, drawn: CappedDraw, redraw: Redraw = evenly) -> Deal:
+    return Deal(*deal(pool.labels, capped_counts(pool, drawn.shares, redraw), drawn.order))
 
 
 def default_min_size(pool: Pool) -> int:
@@ -76,7 +76,7 @@ def default_min_size(pool: Pool) -> int:
     return max(1, min(10, pool.each // 5))
 
 
-def split_capped(pool: Pool, rng: Generator, o: Options) -> Split:
+def split_capped(pool: Pool, rng: Generator, o: Options) -> Deal:
     alpha, least, limit = o["alpha"], o["min_size"], o["max_tries"]
     least = default_min_size(pool) if least is None else least
     if least * pool.clients > len(pool.labels):
@@ -88,7 +88,7 @@ def split_capped(pool: Pool, rng: Generator, o: Options) -> Split:
         counts = capped_counts(pool, drawn.shares, lambda m: rng.dirichlet(np.full(m, alpha)))
         smallest = max(smallest, int(counts.sum(1).min()))
         if smallest >= least:
-            return Split(*deal(pool.labels, counts, order), tries)
+            return Deal(*deal(pool.labels, counts, order), tries)
     cause = (
         f"no split of the {pool.what} with every client >= {least} in {limit} tries of dirichlet-capped:{alpha:g}; "
         f"smallest seen {smallest}"
@@ -131,7 +131,7 @@ def in_class_order(short: int, left: Ints) -> Ints:
     return np.clip(short - (np.cumsum(left) - left), 0, left)
 
 
-def apply_equal(pool: Pool, drawn: EqualDraw, fill: str = "class-order") -> Split:
+def apply_equal(pool: Pool, drawn: EqualDraw, fill: str = "class-order") -> Deal:
     """floor(N / M) for each client by its own shares while classes last; without a row the last one gets the rest."""
     left = pool.counts.copy()
     pieces = np.zeros((2 * pool.clients, pool.classes), np.int64)  # a client's rows: taken, then filled up
@@ -145,13 +145,13 @@ def apply_equal(pool: Pool, drawn: EqualDraw, fill: str = "class-order") -> Spli
         pieces[-1] = left
     lists, unused = deal(pool.labels, pieces, drawn.order)
     parts = [np.concatenate(lists[2 * i : 2 * i + 2])[shuffle] for i, shuffle in enumerate(drawn.shuffles)]
-    return Split(parts, unused)
+    return Deal(parts, unused)
 
 
-def split_equal(pool: Pool, rng: Generator, o: Options) -> Split:
+def split_equal(pool: Pool, rng: Generator, o: Options) -> Deal:
     split = apply_equal(pool, draw_equal(pool, o["alpha"], rng, o["last"]), o["fill"])
     surplus = [part[pool.each :] for part in split.parts]  # the last client's, unused
-    return Split([part[: pool.each] for part in split.parts], np.concatenate([split.dropped, *surplus]))
+    return Deal([part[: pool.each] for part in split.parts], np.concatenate([split.dropped, *surplus]))
 
 
 # -- dirichlet-client --------------------------------------------------------------------------------------------------
@@ -186,12 +186,12 @@ def client_counts(pool: Pool, mixes: Floats, sizes: Ints) -> Ints:
     return counts
 
 
-def apply_client(pool: Pool, drawn: ClientDraw, sizes: Ints | None = None) -> Split:
+def apply_client(pool: Pool, drawn: ClientDraw, sizes: Ints | None = None) -> Deal:
     sizes = np.full(pool.clients, pool.each) if sizes is None else sizes
-    return Split(*deal(pool.labels, client_counts(pool, drawn.mixes, sizes), drawn.order))
+    return Deal(*deal(pool.labels, client_counts(pool, drawn.mixes, sizes), drawn.order))
 
 
-def split_client(pool: Pool, rng: Generator, o: Options) -> Split:
+def split_client(pool: Pool, rng: Generator, o: Options) -> Deal:
     mixes = o.get("mixes")  # set where both pools share them (tie=same-q)
     if mixes is None:
         mixes = draw_mixes(pool.counts, pool.clients, o["alpha"], o["concentration"], rng)
@@ -232,14 +232,14 @@ def draw_pairs(pool: Pool, alpha: float, rng: Generator, limit: int = 1000) -> P
     return PairsDraw(blocks, shares)
 
 
-def apply_pairs(pool: Pool, drawn: PairsDraw) -> Split:
+def apply_pairs(pool: Pool, drawn: PairsDraw) -> Deal:
     """Each block dealt to its clients as in `dirichlet-capped`; all lists in one row, cut anew into equal ones."""
     dealt: list[Ints] = []
     for block, q in zip(drawn.blocks, drawn.shares):
         own = pair_pool(pool, block, q)
         dealt += [block[part] for part in deal(own.labels, capped_counts(own, q), np.arange(len(block)))[0]]
-    return Split(np.array_split(np.concatenate(dealt), pool.clients), EMPTY)
+    return Deal(np.array_split(np.concatenate(dealt), pool.clients), EMPTY)
 
 
-def split_pairs(pool: Pool, rng: Generator, o: Options) -> Split:
+def split_pairs(pool: Pool, rng: Generator, o: Options) -> Deal:
     return apply_pairs(pool, draw_pairs(pool, o["alpha"], rng, o["max_tries"]))

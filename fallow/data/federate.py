@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.random import PCG64, Generator, SeedSequence
 
-from fallow.data.dealing import EMPTY, Ints, PartitionError, Pool, Split
+from fallow.data.dealing import EMPTY, Deal, Ints, PartitionError, Pool
 from fallow.data.dirichlets import draw_mixes
 from fallow.data.holdings import Federation, Holding, Table, measured, table
 from fallow.data.natural import Given, given, ids_of_lists, without_small
@@ -54,7 +54,7 @@ class Spec:
 
 
 @dataclass
-class Hands:
+class Draft:
     """A federation in the making: lists by client."""
 
     labelled: list[Ints]
@@ -87,7 +87,7 @@ class Job:
         free[np.concatenate([EMPTY, *taken])] = False
         return np.flatnonzero(free)
 
-    def share(self, partition: Partition, pool: Ints, clients: int, rng: Generator, what: str, **more: Any) -> Split:
+    def share(self, partition: Partition, pool: Ints, clients: int, rng: Generator, what: str, **more: Any) -> Deal:
         """The partition of `pool`, in indices into the training set."""
         split = partition(Pool(self.labels[pool], self.classes, clients, what), rng, **more)
         parts = [pool[part] for part in split.parts]
@@ -96,7 +96,7 @@ class Job:
             if not len(part) and not allowed_empty:
                 cause = f"{partition} leaves client {i} without {what}"
                 raise PartitionError("empty_client", cause, "use fewer clients, more samples or another partition")
-        return Split(parts, pool[split.dropped], split.tries)
+        return Deal(parts, pool[split.dropped], split.tries)
 
 
 def federate(labels: Ints, classes: int, spec: Spec, natural: Sequence[str] | None = None) -> Federation:
@@ -110,16 +110,16 @@ def federate(labels: Ints, classes: int, spec: Spec, natural: Sequence[str] | No
     job = prepare(labels, classes, spec, natural)
     if job.partition.name == "natural":
         assert natural is not None
-        hands = natural_hands(job, natural)
+        draft = natural_draft(job, natural)
     elif spec.labels == "server":
-        hands = server_hands(job)
+        draft = server_draft(job)
     elif job.rule.joint:
-        hands = one_split_hands(job)
+        draft = one_split_draft(job)
     else:
-        hands = apart_hands(job)
+        draft = split_pools_separately(job)
     if spec.labels == "all":
-        uncover(job, hands)
-    return assemble(job, hands)
+        reveal_all_labels(job, draft)
+    return assemble(job, draft)
 
 
 def prepare(labels: Ints, classes: int, spec: Spec, natural: Sequence[str] | None) -> Job:
@@ -154,7 +154,7 @@ def prepare(labels: Ints, classes: int, spec: Spec, natural: Sequence[str] | Non
     return Job(labels, classes, spec, partition, other, rule, clients)
 
 
-def seats(job: Job, partition: Partition, who: Ints) -> Ints:
+def client_order(job: Job, partition: Partition, who: Ints) -> Ints:
     """The client of each part. Where parts come sorted by class, ids are shuffled, for both pools alike."""
     who = np.sort(who)
     if not partition.options.get("shuffle_clients"):
@@ -175,35 +175,35 @@ def labelled_clients(job: Job, clients: int) -> Ints:
     return np.sort(job.rng(CLIENTS, 1).permutation(clients)[:count])
 
 
-def server_hands(job: Job) -> Hands:
+def server_draft(job: Job) -> Draft:
     """The labelled at the server, the others shared out."""
     chosen = select_in_all(job.rule, job.labels, job.classes, job.rng(CHOOSE))
     nothing = [EMPTY] * job.clients
-    hands = Hands(nothing, nothing.copy(), [], chosen)
-    share_unlabelled(job, hands, job.complement(chosen))
-    return hands
+    draft = Draft(nothing, nothing.copy(), [], chosen)
+    share_unlabelled(job, draft, job.complement(chosen))
+    return draft
 
 
-def apart_hands(job: Job) -> Hands:
+def split_pools_separately(job: Job) -> Draft:
     """The labelled are chosen first, then each pool is shared out on its own (`tie: none`)."""
     who = labelled_clients(job, job.clients)
     rule = replace(job.rule, holders=len(who))
     chosen = select_in_all(rule, job.labels, job.classes, job.rng(CHOOSE))
-    hands = Hands([EMPTY] * job.clients, [EMPTY] * job.clients, [], EMPTY)
+    draft = Draft([EMPTY] * job.clients, [EMPTY] * job.clients, [], EMPTY)
     rng = job.rng(LABELLED)
-    places = seats(job, job.partition, who)
+    places = client_order(job, job.partition, who)
     mixes = shared_mixes(job, rng)
     more = {} if mixes is None else {"mixes": mixes[places]}
     split = job.share(job.partition, chosen, len(who), rng, "labelled samples", **more)
     for client, part in zip(places, split.parts):
-        hands.labelled[client] = part
-    hands.dropped.append(split.dropped)
-    hands.tries = split.tries
+        draft.labelled[client] = part
+    draft.dropped.append(split.dropped)
+    draft.tries = split.tries
     pool = job.complement(chosen)
-    share_unlabelled(job, hands, pool, mixes)
+    share_unlabelled(job, draft, pool, mixes)
     if job.spec.labelled_as_unlabelled == "alias":
-        hands.aliases = aliases(hands.labelled, chosen, pool)
-    return hands
+        draft.aliases = aliases(draft.labelled, chosen, pool)
+    return draft
 
 
 def aliases(parts: list[Ints], chosen: Ints, pool: Ints) -> list[Ints]:
@@ -224,38 +224,38 @@ def shared_mixes(job: Job, rng: Generator) -> Any:
     return draw_mixes(counts, job.clients, o["alpha"], o["concentration"], rng)
 
 
-def share_unlabelled(job: Job, hands: Hands, pool: Ints, mixes: Any = None) -> None:
+def share_unlabelled(job: Job, draft: Draft, pool: Ints, mixes: Any = None) -> None:
     """The unlabelled pool to all clients; of each only `unlabelled_ratio` is used."""
     if not len(pool):
         return
     rng = job.rng(UNLABELLED)
-    places = seats(job, job.unlabelled, np.arange(job.clients))
+    places = client_order(job, job.unlabelled, np.arange(job.clients))
     more = {} if mixes is None else {"mixes": mixes[places]}
     split = job.share(job.unlabelled, pool, job.clients, rng, "unlabelled samples", **more)
     for client, part in zip(places, split.parts):
         used = np.sort(rng.permutation(len(part))[: truncated(job.spec.unlabelled_ratio, len(part))])
-        hands.unlabelled[client] = part[used]
-        hands.unused[int(client)] = len(part) - len(used)
-        hands.dropped.append(np.delete(part, used))
-    hands.dropped.append(split.dropped)
-    hands.tries = max(hands.tries, split.tries)
+        draft.unlabelled[client] = part[used]
+        draft.unused[int(client)] = len(part) - len(used)
+        draft.dropped.append(np.delete(part, used))
+    draft.dropped.append(split.dropped)
+    draft.tries = max(draft.tries, split.tries)
 
 
-def one_split_hands(job: Job) -> Hands:
+def one_split_draft(job: Job) -> Draft:
     """One split of all data, then the labelled are chosen at each client."""
     split = job.share(job.partition, np.arange(len(job.labels)), job.clients, job.rng(LABELLED), "samples")
     parts = [EMPTY] * job.clients
-    for client, part in zip(seats(job, job.partition, np.arange(job.clients)), split.parts):
+    for client, part in zip(client_order(job, job.partition, np.arange(job.clients)), split.parts):
         parts[client] = part
-    hands = joint_hands(job, parts, keep_order=False)
-    hands.dropped.append(split.dropped)
-    hands.tries = split.tries
-    return hands
+    draft = joint_draft(job, parts, keep_order=False)
+    draft.dropped.append(split.dropped)
+    draft.tries = split.tries
+    return draft
 
 
-def joint_hands(job: Job, parts: list[Ints], keep_order: bool) -> Hands:
+def joint_draft(job: Job, parts: list[Ints], keep_order: bool) -> Draft:
     """Each client's samples are given; which of them are labelled is chosen at the client (`tie: joint`, natural)."""
-    hands = Hands([], [], [], EMPTY)
+    draft = Draft([], [], [], EMPTY)
     who = set(labelled_clients(job, len(parts)).tolist())
     if job.rule.given and job.spec.labelled_clients is None:
         who = set(range(len(parts)))
@@ -279,41 +279,41 @@ def joint_hands(job: Job, parts: list[Ints], keep_order: bool) -> Hands:
         used = truncated(job.spec.unlabelled_ratio, len(rest))
         lists = [order[mask], rest[:used], rest[used:]]
         labelled, unlabelled, surplus = (part[np.sort(x) if keep_order else x] for x in lists)
-        hands.labelled.append(labelled)
-        hands.unlabelled.append(unlabelled)
-        hands.unused[i] = len(surplus)
-        hands.dropped.append(surplus)
-    return hands
+        draft.labelled.append(labelled)
+        draft.unlabelled.append(unlabelled)
+        draft.unused[i] = len(surplus)
+        draft.dropped.append(surplus)
+    return draft
 
 
-def natural_hands(job: Job, ids: Sequence[str]) -> Hands:
+def natural_draft(job: Job, ids: Sequence[str]) -> Draft:
     """The clients as they came; labels as given, or hidden by a rule."""
     o = job.partition.options
     clients = without_small(given(ids, len(job.labels), o), job.labels, o)
     if job.spec.clients is not None and job.spec.clients != len(clients.parts):
         cause = f"clients={job.spec.clients}, but the data has {len(clients.parts)} natural clients"
         raise PartitionError("client_count", cause, "leave clients out")
-    hands = natural_server_hands(job, clients) if job.spec.labels == "server" else natural_client_hands(job, clients)
-    hands.names = clients.names
-    hands.dropped.append(clients.dropped)
-    if not len(hands.server) and not any(map(len, hands.labelled)):
+    draft = natural_server_draft(job, clients) if job.spec.labels == "server" else natural_client_draft(job, clients)
+    draft.names = clients.names
+    draft.dropped.append(clients.dropped)
+    if not len(draft.server) and not any(map(len, draft.labelled)):
         raise PartitionError("no_labels", "no client and no server has a labelled sample", "label some samples, or ask for more labels with label_ratio or label_per_class")
-    for name, labelled, unlabelled in zip(clients.names, hands.labelled, hands.unlabelled):
+    for name, labelled, unlabelled in zip(clients.names, draft.labelled, draft.unlabelled):
         for held, side in ((labelled, "labelled"), (unlabelled, "unlabelled")):
             if len(held) < o[f"min_{side}"]:
                 cause = f"client {name} has {len(held)} {side} samples, fewer than min_{side}={o[f'min_{side}']}"
                 raise PartitionError(f"too_few_{side}", cause, "lower it, or leave the client out")
-    return hands
+    return draft
 
 
-def natural_client_hands(job: Job, clients: Given) -> Hands:
+def natural_client_draft(job: Job, clients: Given) -> Draft:
     if clients.server is not None:
         cause = f"some samples have the client id 'server' but labels={job.spec.labels}"
         raise PartitionError("server_pool", cause, "use labels=server, or rename that client")
-    return joint_hands(job, clients.parts, keep_order=True)
+    return joint_draft(job, clients.parts, keep_order=True)
 
 
-def natural_server_hands(job: Job, clients: Given) -> Hands:
+def natural_server_draft(job: Job, clients: Given) -> Draft:
     """The server's labels are those of the id `server`, or are taken from the clients'."""
     pool = np.sort(np.concatenate(clients.parts)) if clients.server is None else clients.server
     server = pool[select_in_all(job.rule, job.labels[pool], job.classes, job.rng(CHOOSE))]
@@ -322,19 +322,19 @@ def natural_server_hands(job: Job, clients: Given) -> Hands:
         if not len(part):
             cause = f"the server's labels leave client {name} without samples"
             raise PartitionError("empty_client", cause, "ask for fewer labels, or leave that client out")
-    hands = joint_hands(replace(job, rule=Labelling(ratio=0.0)), parts, keep_order=True)
-    hands.server = server
+    draft = joint_draft(replace(job, rule=Labelling(ratio=0.0)), parts, keep_order=True)
+    draft.server = server
     if clients.server is not None:
-        hands.dropped.append(pool[~np.isin(pool, server)])
-    return hands
+        draft.dropped.append(pool[~np.isin(pool, server)])
+    return draft
 
 
-def uncover(job: Job, hands: Hands) -> None:
+def reveal_all_labels(job: Job, draft: Draft) -> None:
     """labels=all: every known label is used."""
-    for i, unlabelled in enumerate(hands.unlabelled):
+    for i, unlabelled in enumerate(draft.unlabelled):
         known = job.labels[unlabelled] >= 0
-        hands.labelled[i] = np.concatenate([hands.labelled[i], unlabelled[known]])
-        hands.unlabelled[i] = unlabelled[~known]
+        draft.labelled[i] = np.concatenate([draft.labelled[i], unlabelled[known]])
+        draft.unlabelled[i] = unlabelled[~known]
 
 
 def labels_sha256(labels: Ints) -> str:
@@ -342,15 +342,15 @@ def labels_sha256(labels: Ints) -> str:
     return hashlib.sha256(labels.astype("<i8").tobytes()).hexdigest()
 
 
-def assemble(job: Job, hands: Hands) -> Federation:
+def assemble(job: Job, draft: Draft) -> Federation:
     spec = job.spec
     if spec.labelled_as_unlabelled:
-        if spec.labelled_as_unlabelled == "alias" and hands.aliases is None:
+        if spec.labelled_as_unlabelled == "alias" and draft.aliases is None:
             cause = "labelled_as_unlabelled=alias, but labelled and unlabelled samples are not two pools here"
             raise PartitionError("no_alias", cause, "use true, or labels=clients with label_count and a partition of each pool")
-        hands.unlabelled = [np.concatenate(both) for both in zip(hands.aliases or hands.labelled, hands.unlabelled)]
-    held = zip(hands.labelled, hands.unlabelled)
-    clients = tuple(Holding(x, u, hands.unused.get(i, 0)) for i, (x, u) in enumerate(held))
+        draft.unlabelled = [np.concatenate(both) for both in zip(draft.aliases or draft.labelled, draft.unlabelled)]
+    held = zip(draft.labelled, draft.unlabelled)
+    clients = tuple(Holding(x, u, draft.unused.get(i, 0)) for i, (x, u) in enumerate(held))
     about = {
         **asdict(spec),
         "clients": len(clients),
@@ -361,6 +361,6 @@ def assemble(job: Job, hands: Hands) -> Federation:
         "samples": len(job.labels),
         "labels_sha256": labels_sha256(job.labels),
     }
-    names = hands.names or tuple(str(i) for i in range(len(clients)))
-    dropped = np.sort(np.concatenate([EMPTY, *hands.dropped]))
-    return Federation(Holding(hands.server, EMPTY), clients, dropped, names, about, hands.tries)
+    names = draft.names or tuple(str(i) for i in range(len(clients)))
+    dropped = np.sort(np.concatenate([EMPTY, *draft.dropped]))
+    return Federation(Holding(draft.server, EMPTY), clients, dropped, names, about, draft.tries)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from fallow.data.readers import dataset
+from fallow.data.readers.common import UNKNOWN, ImageSet, Parts, check_labels, split
 from fallow.data.readers.holdout import held_out
-from fallow.data.readers.parts import UNKNOWN, Parts, Split, check_labels, split
 from fallow.data.sources import Source
 from fallow.errors import UserError
 
@@ -47,7 +47,7 @@ def _is_pair(data: Any) -> bool:
     return isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(d, np.ndarray | torch.Tensor) for d in data)
 
 
-def _dataset(data: Any, name: str) -> Split:
+def _dataset(data: Any, name: str) -> ImageSet:
     if hasattr(data, "dataset") and hasattr(data, "batch_size"):
         raise UserError(f"{name} is a DataLoader, whose batches are made already", f"give its Dataset, {name}=loader.dataset")
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or hasattr(data, "columns"):
@@ -55,7 +55,7 @@ def _dataset(data: Any, name: str) -> Split:
     return dataset.items(data, name)
 
 
-def _arrays(data: Any, name: str) -> Split:
+def _arrays(data: Any, name: str) -> ImageSet:
     images, labels = batch(data[0], f"the images of {name}"), np.asarray(_host(data[1]))
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or len(labels) != len(images):
         cause = f"{name} has {len(images):,} images and labels of type {labels.dtype} and shape {list(labels.shape)}"
@@ -63,7 +63,7 @@ def _arrays(data: Any, name: str) -> Split:
     return split(images, labels)
 
 
-def _names(classes: Classes, data: Any, parts: list[Split]) -> tuple[str, ...]:
+def _names(classes: Classes, data: Any, parts: list[ImageSet]) -> tuple[str, ...]:
     if classes is None:
         classes = getattr(getattr(data, "dataset", data), "classes", None)  # a Subset has its Dataset's
     if classes is None:
@@ -73,10 +73,10 @@ def _names(classes: Classes, data: Any, parts: list[Split]) -> tuple[str, ...]:
     return tuple(map(str, range(classes) if isinstance(classes, int) else classes))
 
 
-def _parted(whole: Split) -> tuple[Split, Split]:
+def _parted(whole: ImageSet) -> tuple[ImageSet, ImageSet]:
     """Training and test set."""
     out = torch.from_numpy(held_out(whole.labels.numpy(), [str(i) for i in range(len(whole))], "data"))
-    return Split(whole.images[~out], whole.labels[~out]), Split(whole.images[out], whole.labels[out])
+    return ImageSet(whole.images[~out], whole.labels[~out]), ImageSet(whole.images[out], whole.labels[out])
 
 
 # -- images ------------------------------------------------------------------------------------------------------------

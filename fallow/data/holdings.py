@@ -108,8 +108,8 @@ class Federation:
         return federation
 
     def save(self, path: Path | str, labels: Ints | None = None, classes: Sequence[str] = ()) -> None:
-        """Writes one .npz: whole or not at all. With the training labels it also holds everyone's classes, see `Held`."""
-        path, held = Path(path), {} if labels is None else Held.of(self, labels, classes).arrays()
+        """Writes one .npz: whole or not at all. With the training labels it also holds everyone's classes, see `ClassCounts`."""
+        path, held = Path(path), {} if labels is None else ClassCounts.of(self, labels, classes).arrays()
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -141,7 +141,7 @@ class Federation:
             raise damaged from None
 
 
-class Held(NamedTuple):
+class ClassCounts(NamedTuple):
     """How many samples of each class everyone holds; where some labels are unknown, the last class is `unknown`."""
 
     clients: tuple[str, ...]
@@ -151,30 +151,30 @@ class Held(NamedTuple):
     unlabelled: Ints
 
     @staticmethod
-    def of(federation: Federation, labels: Ints, classes: Sequence[str]) -> Held:
+    def of(federation: Federation, labels: Ints, classes: Sequence[str]) -> ClassCounts:
         labels, names = np.asarray(labels), tuple(classes)
         if (labels < 0).any():
             labels, names = np.where(labels < 0, len(names), labels), (*names, "unknown")
         sides = federation.counts(labels, len(names))
         server = _tally(labels[federation.server.labelled], len(names))
-        return Held(federation.names, names, server, sides["labelled"], sides["unlabelled"])
+        return ClassCounts(federation.names, names, server, sides["labelled"], sides["unlabelled"])
 
     def arrays(self) -> dict[str, Any]:
         names = np.frombuffer(json.dumps(self.classes).encode(), np.uint8)
         return {"classes": names, "held_server": self.server, "held": np.stack([self.labelled, self.unlabelled])}
 
     @staticmethod
-    def load(path: Path | str) -> tuple[Held, str]:
+    def load(path: Path | str) -> tuple[ClassCounts, str]:
         """What `Federation.save` wrote, and its fingerprint; of a file without labels the sizes, as one class `samples`."""
         federation = Federation.load(path)
         try:
             with np.load(path, allow_pickle=False) as file:
                 if "held" not in file:
                     check_room(8 * _end(federation), f"counting the samples of {path}")
-                    return Held.of(federation, np.zeros(_end(federation), np.int64), ["samples"]), federation.fingerprint
+                    return ClassCounts.of(federation, np.zeros(_end(federation), np.int64), ["samples"]), federation.fingerprint
                 classes = tuple(json.loads(file["classes"].tobytes()))
                 labelled, unlabelled = file["held"]
-                held = Held(federation.names, classes, file["held_server"], labelled, unlabelled)
+                held = ClassCounts(federation.names, classes, file["held_server"], labelled, unlabelled)
             if not labelled.shape == unlabelled.shape == (len(federation.clients), len(classes)) or held.server.shape != (len(classes),):
                 raise ValueError("held")
         except UNREADABLE:

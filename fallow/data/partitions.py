@@ -15,10 +15,10 @@ import numpy as np
 from numpy.random import Generator
 
 from fallow.data import dealing, dirichlets, skews
-from fallow.data.dealing import Ints, Options, PartitionError, Pool, Split
+from fallow.data.dealing import Deal, Ints, Options, PartitionError, Pool
 from fallow.errors import suggest
 
-Splitter = Callable[[Pool, Generator, Options], Split]
+Splitter = Callable[[Pool, Generator, Options], Deal]
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ class Partition:
     def options_of(self) -> dict[str, Option]:
         return options_of(self.kind)
 
-    def __call__(self, pool: Pool, rng: Generator, **more: Any) -> Split:
+    def __call__(self, pool: Pool, rng: Generator, **more: Any) -> Deal:
         """Shares the pool out; positions in the pool come back."""
         check(pool, self)
         assert self.kind.split is not None, "natural clients are made by federate()"

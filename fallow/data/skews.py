@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from fallow.data.dealing import Ints, Options, PartitionError, Pool, Split, apportion, deal, dealt_between, draw_order
+from fallow.data.dealing import Deal, Ints, Options, PartitionError, Pool, apportion, deal, dealt_between, draw_order
 
 TOLERANCE = 0.01
 
@@ -166,11 +166,11 @@ def draw_skew(pool: Pool, rng: Generator) -> SkewDraw:
     return SkewDraw(draw_order(pool, rng))
 
 
-def apply_skew(pool: Pool, counts: Ints, drawn: SkewDraw) -> Split:
-    return Split(*deal(pool.labels, counts, drawn.order))
+def apply_skew(pool: Pool, counts: Ints, drawn: SkewDraw) -> Deal:
+    return Deal(*deal(pool.labels, counts, drawn.order))
 
 
-def split_skew(pool: Pool, rng: Generator, o: Options) -> Split:
+def split_skew(pool: Pool, rng: Generator, o: Options) -> Deal:
     if o["rule"] == "a2":
         counts = a2_counts(pool, o["r"])
     elif o["r_kind"] == "nominal":
@@ -193,5 +193,5 @@ def pair_counts(pool: Pool) -> Ints:
     return counts
 
 
-def split_pairs(pool: Pool, rng: Generator, o: Options) -> Split:
+def split_pairs(pool: Pool, rng: Generator, o: Options) -> Deal:
     return apply_skew(pool, pair_counts(pool), draw_skew(pool, rng))

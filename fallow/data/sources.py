@@ -33,13 +33,13 @@ from fallow.data.readers import (
 )
 from fallow.data.readers.albums import Album, decoded, told_bad
 from fallow.data.readers.archives import unpack
+from fallow.data.readers.common import ImageSet, Parts
 from fallow.data.readers.images import FITS, Decoded, Settings, Tell, resized, silent, survey, unreadable
-from fallow.data.readers.parts import Parts, Split
 from fallow.errors import UserError, suggest
 from fallow.limits import check_room, memory_told
 from fallow.paths import shown, user_path
 
-__all__ = ["Listed", "Source", "Split", "default_data_dir", "fit", "from_dataset", "load", "names", "register"]
+__all__ = ["ImageSet", "Listed", "Source", "default_data_dir", "fit", "from_dataset", "load", "names", "register"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +48,8 @@ class Source:
 
     name: str
     classes: tuple[str, ...]  # class names in label order
-    train: Split  # images without a label have the label -1
-    test: Split
+    train: ImageSet  # images without a label have the label -1
+    test: ImageSet
     flip: bool  # False where a mirror image may be of another class: digits, letters, left and right organs
     decoded: tuple[int, ...] | None = None  # channels, height and width as read, where `fit` has changed them
     said: tuple[str, ...] = ()  # how one's own files were understood, for people
@@ -189,7 +189,7 @@ def opened(
         return name
     name = in_full(name)
     kind, colon, rest = name.partition(":")
-    with _told(), memory_told(f"the data set {name}"):
+    with _read_errors_as_user_errors(), memory_told(f"the data set {name}"):
         if name in _registered:
             return _registered[name]()
         if name == "digits":
@@ -227,7 +227,7 @@ def _own(name: str, path: Path, settings: Settings, layout: str, skip_bad: bool)
         return _checked(Source(name, *album.parts(torch.from_numpy(found.images), found.bad), flip=True, said=said, skipped=len(found.bad)))
 
     def later(tell: Tell) -> Source:
-        with _told(), memory_told(f"the data set {name}"):
+        with _read_errors_as_user_errors(), memory_told(f"the data set {name}"):
             return finished(decoded(album, settings, surveyed, tell))
 
     found = kept.find(kept.key_of(album.files, settings), len(album.files))
@@ -249,7 +249,7 @@ def album(name: str, layout: str = "auto") -> Album | None:
     kind, _, path = name.partition(":")
     if kind not in ("folder", "csv") or not path:
         return None
-    with _told():
+    with _read_errors_as_user_errors():
         return _album(name, user_path(path), layout)
 
 
@@ -309,7 +309,7 @@ def fit(
     if size is not None and size < 1:
         raise UserError(f"image.size is {size}", "choose a size of at least 1")
 
-    def part(split: Split) -> Split:
+    def part(split: ImageSet) -> ImageSet:
         return replace(split, images=fitted(split.images, size, fit, channels, source.name))
 
     decoded = source.decoded or tuple(source.train.images.shape[1:])
@@ -338,7 +338,7 @@ def _home(data_dir: str | Path | None) -> Path:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _read_errors_as_user_errors() -> Iterator[None]:
     """What the machine refuses to read, as a sentence."""
     try:
         yield

@@ -105,7 +105,7 @@ class Keep:
     def _save(self, owner: Owner) -> None:
         path = self._path(owner)
         if not self.folder.is_dir():
-            with disk.told(path):
+            with disk.errors_as_user_errors(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
             disk.sync(self.folder.parent)
         shape, tensors = pack(self._memory[owner], self.layouts)

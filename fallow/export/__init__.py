@@ -47,7 +47,7 @@ def export(run: str | Path, out: str | Path | None = None, format: str = "all", 
         summary = (laid_out(result.summary | {"exported_round": result.summary["validation"]["best_round"]}) + "\n").encode()
     settings = re.sub(r"(?m)^data_dir: .*$", "data_dir: null", disk.read(result.path / "config.yaml").decode())
     names = ["model.safetensors", *(FILES[g] for g in graphs)]
-    with disk.told(target, "choose another folder with -o"):
+    with disk.errors_as_user_errors(target, "choose another folder with -o"):
         target.mkdir(parents=True, exist_ok=True)
     contents: dict[str, bytes | str] = {"README.md": card(result, names, best)}  # first: by it the folder is known as an export
     contents |= {"model.safetensors": weights, "config.yaml": settings, "summary.json": summary}

@@ -14,7 +14,7 @@ import torch
 from fallow import config as configuration
 from fallow import disk, own
 from fallow.config import Config, dump, merge, read_yaml
-from fallow.data.readers.parts import Split
+from fallow.data.readers.common import ImageSet
 from fallow.data.sources import Source
 from fallow.engine.kit import Declared
 from fallow.engine.policies import STATIC, policy_of
@@ -195,7 +195,7 @@ def source_of(options: Config, share: Share) -> Source:
     assert share.test is not None
     classes = share.classes or tuple(map(str, range(1 + int(share.test.labels.max()))))
     images = share.images if len(share.images) else torch.zeros(0, *share.test.images.shape[1:], dtype=torch.uint8)
-    train = Split(images, torch.from_numpy(share.labels.copy()))
+    train = ImageSet(images, torch.from_numpy(share.labels.copy()))
     return Source(str(share.about.get("name", options.data)), classes, train, share.test, bool(share.about.get("flip", True)))
 
 

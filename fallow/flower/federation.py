@@ -73,7 +73,7 @@ class Federation:
     def init(folder: Path, clients: int, host: str = "127.0.0.1", port: int | None = None, bind: str = "127.0.0.1", tell: Callable[[str], None] = print) -> Federation:
         """Makes what is missing; what is there stays, keys above all."""
         folder = folder.absolute()
-        with disk.told(folder):
+        with disk.errors_as_user_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
         if not (folder / NAME).exists():

@@ -47,7 +47,7 @@ class Records:
 
     def write(self, record: Record, round: int, needed: Collection[int]) -> None:
         """Puts a round's record on the disk, whole or not at all; of the others only the needed ones stay."""
-        with disk.told(self.folder):
+        with disk.errors_as_user_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         shape, tensors = pack(record, self.layouts)
         data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, {"shape": json.dumps(shape)})

@@ -24,10 +24,10 @@ from fallow.data.dealing import EMPTY, Ints
 from fallow.data.holdings import Federation, Holding
 from fallow.data.readers import npz
 from fallow.data.readers.albums import Album, Entry, decoded
+from fallow.data.readers.common import UNKNOWN, ImageSet, check_labels, check_same_count
 from fallow.data.readers.folders import UNLABELLED, plain_files, subfolders
 from fallow.data.readers.holdout import in_order
 from fallow.data.readers.images import Settings, is_image, unreadable
-from fallow.data.readers.parts import UNKNOWN, Split, check_labels, check_same_count
 from fallow.data.sources import Source
 from fallow.errors import UserError, suggest
 from fallow.paths import user_path
@@ -45,7 +45,7 @@ class Share:
     labels: Ints  # -1 where unknown
     holding: Holding
     classes: tuple[str, ...] = ()  # as its files name them; none where they only have numbers
-    test: Split | None = None
+    test: ImageSet | None = None
     about: Keys = field(default_factory=dict)
 
     @property
@@ -93,7 +93,7 @@ def _arrays(where: Path, keys: Keys) -> Share:
     check_labels(labels, len(classes) or 10**6, where, lowest=UNKNOWN)
     test = None
     if "test_images" in found and "test_labels" in found:
-        test = Split(_tensor(npz.channels_first(found["test_images"], where)), torch.from_numpy(npz.whole_numbers(found["test_labels"], where)))
+        test = ImageSet(_tensor(npz.channels_first(found["test_images"], where)), torch.from_numpy(npz.whole_numbers(found["test_labels"], where)))
     return Share(_tensor(images), labels, _holding(found, labels, where), classes, test, keys)
 
 
@@ -181,9 +181,9 @@ def _write(folder: Path, source: Source, held: Holding, keys: Keys, name: str, m
         "images": source.train.images.numpy()[rows], "labels": labels, "labelled": place(held.labelled), "unlabelled": place(held.unlabelled),
         "validation": place(held.validation), "unused": np.int64(held.unused),
     }  # fmt: skip
-    with disk.told(folder):
+    with disk.errors_as_user_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    with disk.told(folder / "share.npz"), disk.replacing(folder / "share.npz") as file:
+    with disk.errors_as_user_errors(folder / "share.npz"), disk.replacing(folder / "share.npz") as file:
         np.savez_compressed(file, **arrays, **(more or {}))  # type: ignore[arg-type]
     there = read_yaml(folder / name) if (folder / name).exists() else {}
     disk.write(folder / name, yaml.safe_dump(there | keys, sort_keys=False))

@@ -7,7 +7,7 @@ from typing import Literal
 from fallow.keys.section import Section, key
 
 Average = Literal["mean", "grouped", "dma"]
-Split = Literal["balanced", "ceil-blocks"]
+GroupSplit = Literal["balanced", "ceil-blocks"]
 
 
 class AveragingKeys(Section):
@@ -16,7 +16,7 @@ class AveragingKeys(Section):
     group_assignment: Literal["slot", "history", "fixed"] = key(
         "slot", "grouped: a client starts from the model of the group it is drawn into, was in last, or is in for good"
     )
-    group_split: Split = key("balanced", "grouped: sizes differ by at most 1, or blocks of ceil(C/S) with the rest last")
+    group_split: GroupSplit = key("balanced", "grouped: sizes differ by at most 1, or blocks of ceil(C/S) with the rest last")
     group_models: bool = key(True, "grouped: clients start from a group's model; false: all from the mean of the groups")
     server_replicas: Literal["shared", "per-group"] = key(
         "shared", "grouped, server_turn=beside: one trained server model in all groups, or one for each, of its own batches and state"

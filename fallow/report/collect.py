@@ -32,7 +32,7 @@ def thin(run_folder: str | Path, target: str | Path) -> Path:
     summary.setdefault("mean_last_30", mean_of_last(rows, 30))  # while all rounds are there
     if len(rows) > ROWS:
         rows = _kept(rows, summary.get("best_round"))
-    with disk.told(target):
+    with disk.errors_as_user_errors(target):
         target.mkdir(parents=True, exist_ok=True)
     disk.write(target / "config.yaml", re.sub(r"(?m)^data_dir: .*$", "data_dir: null", disk.read(folder.config).decode()))
     disk.write(target / "metrics.jsonl", "".join(written(r) for r in rows))

@@ -294,7 +294,7 @@ def _summary(path: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and {"status", "last", "best"} <= set(found) else None
 
 
-def _told(keys: Keys) -> str:
+def _format_keys(keys: Keys) -> str:
     return ", ".join(f"{k}={v}" for k, v in keys.items())
 
 
@@ -338,8 +338,8 @@ def _line(grids: Grids, entry: Entry, place: Path, seeds: int | None, failed: di
         other = differences(read_yaml(path / "config.yaml"), grids.expected(entry, int(number)))
         if other and (entry.name, int(number)) in failed:
             continue  # of another grid in the same folder
-        if other and _told(other) not in notes:
-            notes.append(_told(other))
+        if other and _format_keys(other) not in notes:
+            notes.append(_format_keys(other))
         last.append(100 * summary["last"])
         best.append(100 * summary["best"])
         seen.append(int(number))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fallow.data.holdings import Federation, Held, measured
+from fallow.data.holdings import ClassCounts, Federation, measured
 from fallow.errors import UserError
 from fallow.report.reading import Run
 from fallow.runs import load_result, load_source, make_federation
@@ -43,12 +43,12 @@ def partition(canvas: Any, run: Run, width: float) -> str:
     return _caption(held, str(run.config.get("partition"))) + (" Areas are counts." if clients <= DISCS else " Darker is more.")
 
 
-def _held(run: Run) -> Held:
+def _held(run: Run) -> ClassCounts:
     """Everyone's classes: in the run's folder, else made again from settings and data."""
     file = run.path / "federation.npz"
     if file.exists():
         RunFolder(run.path).verified(file.name)
-    if file.is_file() and (held := Held.load(file)[0]).classes != ("samples",):
+    if file.is_file() and (held := ClassCounts.load(file)[0]).classes != ("samples",):
         return held
     options = load_result(run.path).config
     start = started_in(run.path)
@@ -57,10 +57,10 @@ def _held(run: Run) -> Held:
     except UserError as error:
         raise UserError(f"the classes of {run.path} cannot be drawn without its data: {error.cause}", error.remedy) from None
     federation = Federation.load(file) if file.is_file() else make_federation(options, source)
-    return Held.of(federation, source.train.labels.numpy(), source.classes)
+    return ClassCounts.of(federation, source.train.labels.numpy(), source.classes)
 
 
-def _caption(held: Held, how: str) -> str:
+def _caption(held: ClassCounts, how: str) -> str:
     known, texts = len(held.classes) - (held.classes[-1] == "unknown"), []
     for side, counts in (("labelled", held.labelled), ("unlabelled", held.unlabelled)):
         r = measured(counts[:, :known])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fallow.config import merge, read_yaml, shown
-from fallow.data.holdings import Held, measured
+from fallow.data.holdings import ClassCounts, measured
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.paths import user_path
@@ -221,7 +221,7 @@ def payload(paths: Sequence[Path], live: bool = False) -> Keys:
             left_out.append(f"{e.cause}; the page says nothing of who held what in that run")
         if held:
             federations.setdefault(held["fingerprint"], held)
-        told.append(_told(run) | {"group": number_of[run.path], "federation": held and held["fingerprint"], "aside": run.path not in in_means})
+        told.append(_run_summary(run) | {"group": number_of[run.path], "federation": held and held["fingerprint"], "aside": run.path not in in_means})
     names = named([g.config for g in groups], [places(g.config, g.path) for g in groups])
     return {
         "runs": told,
@@ -232,7 +232,7 @@ def payload(paths: Sequence[Path], live: bool = False) -> Keys:
     }
 
 
-def _told(run: Run) -> Keys:
+def _run_summary(run: Run) -> Keys:
     scores, s = run.scores(), run.summary
     best = max(scores, key=lambda x: (x[0], -x[1]), default=(None, None))
     columns, vectors = columned(run.rows)
@@ -396,7 +396,7 @@ def federation(run: Path) -> Keys | None:
 @lru_cache(64)
 def _federation(path: Path, _: int) -> Keys:
     RunFolder(path.parent).verified(path.name)
-    held, fingerprint = Held.load(path)
+    held, fingerprint = ClassCounts.load(path)
     step = math.ceil(len(held.clients) / CLIENTS)
     sides = {"labelled": held.labelled, "unlabelled": held.unlabelled}
     known = len(held.classes) - (held.classes[-1] == "unknown")

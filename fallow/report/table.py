@@ -152,7 +152,7 @@ class Table:
     def write(self, place: Path) -> Path:
         """table.md, table.tex and table.csv beside the table's runs."""
         folder = self.grids.folder(place)
-        with disk.told(folder):
+        with disk.errors_as_user_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         for name, text in zip(TABLES, (self.markdown(), self.latex(), self.csv())):
             disk.write(folder / name, text)

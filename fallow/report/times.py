@@ -45,10 +45,10 @@ def _one(settings: Callable[[], tuple[type[Method], Config]], measure: Measure) 
         return None
 
 
-def told(s: float) -> str:
+def format_duration(s: float) -> str:
     """A time in words, to two digits.
 
-    >>> [told(s) for s in (4.2, 50, 100, 5400, 90_000, 3e6)]
+    >>> [format_duration(s) for s in (4.2, 50, 100, 5400, 90_000, 3e6)]
     ['4.2 s', '50 s', '1.7 min', '1.5 h', '25 h', '35 days']
     """
     for unit, size, limit in (("s", 1, 90), ("min", 60, 90), ("h", 3600, 36), ("days", 86_400, float("inf"))):
@@ -64,7 +64,7 @@ def span(shortest: float, longest: float) -> str:
     >>> span(60, 60), span(3600 * 2, 3600 * 5), span(3000, 7200)
     ('60 s', '2.0 to 5.0 h', '50 min to 2.0 h')
     """
-    low, high = told(shortest), told(longest)
+    low, high = format_duration(shortest), format_duration(longest)
     if low == high:
         return low
     return f"{low.split()[0] if low.split()[1] == high.split()[1] else low} to {high}"

@@ -236,7 +236,7 @@ def make_federation(options: Config, source: Source) -> Federation:
 
 
 def _save(federation: Federation, path: Path, source: Source) -> None:
-    with disk.told(path):
+    with disk.errors_as_user_errors(path):
         federation.save(path, source.train.labels.numpy(), source.classes)
 
 

@@ -37,7 +37,7 @@ class BestFiles:
         name = f"{FOLDER}/{best.round}.safetensors"
         if best.state is not None:
             if not self.folder.is_dir():
-                with disk.told(self.folder):
+                with disk.errors_as_user_errors(self.folder):
                     self.folder.mkdir(parents=True, exist_ok=True)
                 disk.sync(self.run)
             data = encoded(best.state)

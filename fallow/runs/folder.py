@@ -77,7 +77,7 @@ class RunFolder:
         """A folder of its own: `name`, or `name-2`, `name-3`, ... where that is taken."""
         targets.no_run((out / name).parent, "--out")
         try:
-            with disk.told(out):
+            with disk.errors_as_user_errors(out):
                 out.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise UserError(f"{out} is a file, not a folder", "choose another folder with --out") from None
@@ -85,7 +85,7 @@ class RunFolder:
         while True:
             path = out / (name if number == 1 else f"{name}-{number}")
             try:
-                with disk.told(path):
+                with disk.errors_as_user_errors(path):
                     path.mkdir(parents=True)
                 return RunFolder(path)
             except FileExistsError:
@@ -106,7 +106,7 @@ class RunFolder:
         """One process at a time; the lock of a dead process is no lock."""
         lock = self.path / ".lock"
         with ExitStack() as stack:
-            with disk.told(lock, "see what lies there in the lock's place, and whether the folder may be written"):
+            with disk.errors_as_user_errors(lock, "see what lies there in the lock's place, and whether the folder may be written"):
                 file = stack.enter_context(disk.opened(lock))
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,7 +136,7 @@ class RunFolder:
 
     def append(self, row: Row) -> None:
         line = written(row).encode()
-        with disk.told(self.metrics), open(self.metrics, "ab") as f:
+        with disk.errors_as_user_errors(self.metrics), open(self.metrics, "ab") as f:
             f.write(line)
         self._digest.update(line)
         self._bytes += len(line)
@@ -240,7 +240,7 @@ class RunFolder:
         noted, first = self._unchanging(), not self.checkpoints.is_dir()
         metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
         weights = self.best_files.write(best)
-        with disk.told(final):
+        with disk.errors_as_user_errors(final):
             disk.remove(part)
             part.mkdir(parents=True)
         try:
@@ -256,7 +256,7 @@ class RunFolder:
         except UserError:
             disk.remove(part)
             raise
-        with disk.told(final):
+        with disk.errors_as_user_errors(final):
             part.rename(final)
             disk.sync(self.checkpoints)
             if first:  # later on the run's folder has no new entries

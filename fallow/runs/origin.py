@@ -122,7 +122,7 @@ class Origin:
         for what, has in self.code.items():
             for name, data in own.find(has["name"], what).files.items():
                 target = folder / "own" / what / name
-                with disk.told(target):
+                with disk.errors_as_user_errors(target):
                     target.parent.mkdir(parents=True, exist_ok=True)
                 disk.write(target, data)
         self._write(folder)

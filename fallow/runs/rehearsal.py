@@ -26,7 +26,7 @@ def lines(
     recipe: Any, keys: dict[str, Any], download: bool = False, trust: bool = False, watch: Watcher | None = None, measure: Measure = speed
 ) -> list[str]:
     """What a dry run says. The data are read, and one step of the model is measured (once on a machine); nothing is written."""
-    from fallow.report.times import told
+    from fallow.report.times import format_duration
 
     method, options, source, federation = prepare(recipe, keys, download=download, trust=trust, watch=watch)
     size, device = len(source.train), device_of(options.device)
@@ -38,7 +38,7 @@ def lines(
         "work: " + amounts(options, federation),
         "federation: " + holdings(federation),
         f"memory: about {memory(method, options, source):.1f} GiB" + ("" if device.type == "cpu" else f" if one party trains at a time on {device}"),
-        f"time: about {told(seconds)} on {device} (within a factor of two, if the machine does nothing else)",
+        f"time: about {format_duration(seconds)} on {device} (within a factor of two, if the machine does nothing else)",
     ]
 
 

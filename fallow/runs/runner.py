@@ -115,7 +115,7 @@ class Runner:
 
     def _claim(self, job: Job) -> bool:
         """Whether no other runner is at it."""
-        with disk.told(job.path):
+        with disk.errors_as_user_errors(job.path):
             job.path.parent.mkdir(parents=True, exist_ok=True)
         mine = self._mine[job.name] = ExitStack()
         return mine.enter_context(disk.only_one(job.path))

@@ -18,7 +18,7 @@ import torch
 
 from fallow import own
 from fallow.data import sources
-from fallow.data.readers.parts import Split
+from fallow.data.readers.common import ImageSet
 from fallow.data.sources import Source
 from fallow.engine import inspecting
 from fallow.engine.eager import Eager
@@ -102,7 +102,7 @@ def tried(name: str, given: dict[str, Any] | None = None, told: Callable[[str], 
 def data() -> Source:
     """A few of scikit-learn's digits."""
     whole = sources.load("digits")
-    return Source("few-digits", whole.classes, Split(whole.train.images[:240], whole.train.labels[:240]), Split(whole.test.images[:60], whole.test.labels[:60]), False)
+    return Source("few-digits", whole.classes, ImageSet(whole.train.images[:240], whole.train.labels[:240]), ImageSet(whole.test.images[:60], whole.test.labels[:60]), False)
 
 
 class _Scenario:

@@ -245,7 +245,7 @@ class Workers:
         self.idle: list[Worker] = []
 
     def take(self, job: Job, begun: bool) -> Work:
-        with disk.told(self.logs):
+        with disk.errors_as_user_errors(self.logs):
             self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"{job.name.replace('/', '--')}.log"
         while self.idle and self.idle[-1].process.poll() is not None:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from fallow.data.readers import kept
+from fallow.data.readers.common import UNKNOWN, ImageSet, Parts
 from fallow.data.readers.holdout import held_out
 from fallow.data.readers.images import Decoded, Settings, Surveyed, Tell, decode, silent, unreadable
-from fallow.data.readers.parts import UNKNOWN, Parts, Split
 from fallow.errors import UserError
 from fallow.paths import shown
 
@@ -79,10 +79,10 @@ def decoded(album: Album, settings: Settings, surveyed: Surveyed | None = None, 
     return found
 
 
-def _split(images: torch.Tensor, entries: list[Entry]) -> Split:
+def _split(images: torch.Tensor, entries: list[Entry]) -> ImageSet:
     sites = tuple(shown(entry.site or NOBODY) for entry in entries)
     labels = torch.tensor([entry.label for entry in entries], dtype=torch.int64)
-    return Split(images, labels, sites if any(sites) else None)
+    return ImageSet(images, labels, sites if any(sites) else None)
 
 
 def told_bad(album: Album, bad: Mapping[int, str]) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from fallow.data.readers.parts import damaged
+from fallow.data.readers.common import damaged
 from fallow.errors import UserError
 from fallow.limits import amount, check_disk
 from fallow.paths import LONGEST

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from fallow.data.readers.parts import Parts, Split, check_labels, check_same_count, damaged, missing, split, truncated
+from fallow.data.readers.common import (
+    ImageSet,
+    Parts,
+    check_labels,
+    check_same_count,
+    damaged,
+    missing,
+    split,
+    truncated,
+)
 from fallow.data.readers.pickled import Array, parsed
 from fallow.limits import check_room
 
@@ -45,7 +54,7 @@ def read_binary100(folder: Path) -> Parts:
     return Parts(classes, _records(folder, ("train.bin",), 2, 100), _records(folder, ("test.bin",), 2, 100))
 
 
-def _records(folder: Path, files: tuple[str, ...], label_bytes: int, classes: int) -> Split:
+def _records(folder: Path, files: tuple[str, ...], label_bytes: int, classes: int) -> ImageSet:
     images, labels = [], []
     record = label_bytes + PIXELS
     for path in (folder / file for file in files):
@@ -60,7 +69,7 @@ def _records(folder: Path, files: tuple[str, ...], label_bytes: int, classes: in
     return split(np.concatenate(images), np.concatenate(labels))
 
 
-def _pickled(folder: Path, files: tuple[str, ...], key: str, classes: int) -> Split:
+def _pickled(folder: Path, files: tuple[str, ...], key: str, classes: int) -> ImageSet:
     images, labels = [], []
     for path in (folder / file for file in files):
         batch = _unpickle(path)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fallow.data.readers.common import UNKNOWN, ImageSet, Parts, check_label, check_labels, split
 from fallow.data.readers.images import GREY, array_of
-from fallow.data.readers.parts import UNKNOWN, Parts, Split, check_label, check_labels, split
 from fallow.errors import UserError
 
 WANTED = "return (image, label) with a Pillow image, a tensor [C, H, W] or an array [H, W, C]"
@@ -28,7 +28,7 @@ def read(train: Any, test: Any, classes: Sequence[str] | None = None, clients: S
     return Parts(tuple(map(str, names)), training, testing)
 
 
-def items(data: Any, where: str, clients: Sequence[Any] | None = None) -> Split:
+def items(data: Any, where: str, clients: Sequence[Any] | None = None) -> ImageSet:
     """All items of a data set, as one part of a source."""
     found = [_item(data[index], f"item {index} of {where}") for index in range(len(data))]
     if not found:
@@ -80,5 +80,5 @@ def as_bytes(pixels: np.ndarray, where: str) -> np.ndarray:
     )
 
 
-def _shape(part: Split) -> str:
+def _shape(part: ImageSet) -> str:
     return "x".join(map(str, part.images.shape[1:]))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fallow.data.readers.common import Parts, split
 from fallow.data.readers.idx import DIGITS
-from fallow.data.readers.parts import Parts, split
 
 TEST = 297  # the last ones in file order
 

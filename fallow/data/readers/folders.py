@@ -9,8 +9,8 @@ from pathlib import Path
 
 from fallow.data.readers import cifar
 from fallow.data.readers.albums import Album, Entry
+from fallow.data.readers.common import Parts, missing
 from fallow.data.readers.images import is_image
-from fallow.data.readers.parts import Parts, missing
 from fallow.errors import UserError
 from fallow.paths import is_special, shown
 

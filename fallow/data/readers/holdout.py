@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fallow.data.readers.parts import UNKNOWN
+from fallow.data.readers.common import UNKNOWN
 from fallow.errors import UserError
 
 SHARE = 0.2

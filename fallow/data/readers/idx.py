@@ -11,9 +11,9 @@ from typing import IO, cast
 
 import numpy as np
 
-from fallow.data.readers.parts import (
+from fallow.data.readers.common import (
+    ImageSet,
     Parts,
-    Split,
     check_labels,
     check_same_count,
     damaged,
@@ -57,7 +57,7 @@ def read_emnist(folder: Path, variant: str) -> Parts:
     return Parts(classes, train, test)
 
 
-def _split(folder: Path, prefix: str, classes: int, first: int = 0, transposed: bool = False) -> Split:
+def _split(folder: Path, prefix: str, classes: int, first: int = 0, transposed: bool = False) -> ImageSet:
     image_file, label_file = find(folder, f"{prefix}-images-idx3-ubyte"), find(folder, f"{prefix}-labels-idx1-ubyte")
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     check_same_count(len(images), len(labels), image_file)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fallow.data.readers.common import ImageSet, Parts, check_labels, check_same_count, damaged, missing, split
 from fallow.data.readers.idx import DIGITS
-from fallow.data.readers.parts import Parts, Split, check_labels, check_same_count, damaged, missing, split
 from fallow.errors import UserError
 from fallow.limits import CLASSES, check_room
 
@@ -19,7 +19,7 @@ def read_svhn(folder: Path) -> Parts:
     return Parts(DIGITS, _split(folder / "train_32x32.mat"), _split(folder / "test_32x32.mat"))
 
 
-def _split(path: Path) -> Split:
+def _split(path: Path) -> ImageSet:
     from scipy.io import loadmat, whosmat
 
     if not path.is_file():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fallow.data.readers.common import ImageSet, Parts, check_labels, check_same_count, damaged, missing, split
 from fallow.data.readers.npz import channels_first, load, whole_numbers
-from fallow.data.readers.parts import Parts, Split, check_labels, check_same_count, damaged, missing, split
 from fallow.errors import UserError, suggest
 
 _ORGANS = (
@@ -72,7 +72,7 @@ def read(folder: Path, name: str) -> Parts:
         if key not in arrays:
             raise damaged(path, f"it has no array {key!r}")
 
-    def part(which: str) -> Split:
+    def part(which: str) -> ImageSet:
         images, labels = arrays[f"{which}_images"], arrays[f"{which}_labels"]
         if images.ndim == 5 or (images.ndim == 4 and images.shape[3] != 3):
             raise UserError(f"{path} holds 3-D images", "take one of MedMNIST's 2-D sets")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from fallow.data.readers.arrays import BROKEN, array_of, size_of
+from fallow.data.readers.common import UNKNOWN, Parts, check_label, check_labels, check_same_count, damaged, split
 from fallow.data.readers.holdout import held_out
-from fallow.data.readers.parts import UNKNOWN, Parts, check_label, check_labels, check_same_count, damaged, split
 from fallow.errors import UserError
 from fallow.limits import CLASSES, check_room
 

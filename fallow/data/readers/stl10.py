@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fallow.data.readers.parts import UNKNOWN, Parts, check_labels, check_same_count, missing, split, truncated
+from fallow.data.readers.common import UNKNOWN, Parts, check_labels, check_same_count, missing, split, truncated
 
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 SHAPE = (3, 96, 96)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fallow.data.readers.albums import Album, Entry, listed
+from fallow.data.readers.common import UNKNOWN
 from fallow.data.readers.holdout import in_order
-from fallow.data.readers.parts import UNKNOWN
 from fallow.errors import UserError
 from fallow.paths import is_special, shown, user_path
 

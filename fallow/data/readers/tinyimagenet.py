@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fallow.data.readers.albums import Album, Entry
+from fallow.data.readers.common import Parts, damaged, missing
 from fallow.data.readers.folders import filled
-from fallow.data.readers.parts import Parts, damaged, missing
 
 
 def read(folder: Path) -> Parts:

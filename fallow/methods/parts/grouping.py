@@ -7,14 +7,14 @@ from itertools import accumulate
 
 from fallow.config import Config
 from fallow.errors import UserError
-from fallow.keys.averaging import Split
+from fallow.keys.averaging import GroupSplit
 from fallow.methods.interface import Server
 from fallow.methods.parts.averaging import Averager, mean
 from fallow.methods.state import State
 from fallow.methods.update import Updates
 
 
-def group_sizes(active: int, groups: int, split: Split = "balanced") -> list[int]:
+def group_sizes(active: int, groups: int, split: GroupSplit = "balanced") -> list[int]:
     """How many clients each group has; `ceil-blocks` may make fewer groups than asked for.
 
     >>> group_sizes(47, 5), group_sizes(47, 5, "ceil-blocks"), group_sizes(9, 4, "ceil-blocks")
@@ -36,7 +36,7 @@ class Grouping(Averager):
         trains = options.labels == "server"  # the server; before or after the clients it would undo the groups' models
         if options.server_replicas == "per-group" and trains:
             self.replicas = len(self.sizes)
-        self.lineages = options.group_models and not (trains and options.server_turn != "beside")
+        self.keeps_group_models = options.group_models and not (trains and options.server_turn != "beside")
 
     @staticmethod
     def _count(o: Config) -> int:
@@ -62,12 +62,12 @@ class Grouping(Averager):
         return next(i for i, stop in enumerate(self._stops) if place < stop)
 
     def start(self, server: Server) -> None:
-        if self.lineages:
+        if self.keeps_group_models:
             server["groups"] = [server.model.clone() for _ in self.sizes]
 
     def down(self, server: Server, client: int) -> State:
         """w_avg,i of the client's group; w_avg for a client without one (`history`)."""
-        if not self.lineages:
+        if not self.keeps_group_models:
             return server.model
         groups: list[State] = server["groups"]
         if self.o.group_assignment != "history":
@@ -76,7 +76,7 @@ class Grouping(Averager):
         return server.model if last is None else groups[last]
 
     def merge(self, server: Server, updates: Updates) -> None:
-        groups = dict(enumerate(server["groups"])) if self.lineages else {}
+        groups = dict(enumerate(server["groups"])) if self.keeps_group_models else {}
         for i in range(len(self.sizes)):
             own = [u for u in updates if u.client is None and u.replica == (i if self.replicas > 1 else 0)]
             members = own + [u for u in updates.clients if u.client is not None and self.group(server, u.client) == i]
@@ -84,9 +84,9 @@ class Grouping(Averager):
                 groups[i] = mean(members, weights=self.weights(members))  # Eq. 7; Eq. 8 with one group
         average = mean(list(groups.values()))  # w_avg = 1/S sum_i w_avg,i
         self.move(server, updates, average)
-        if self.lineages:
-            moved = server.model.only("parameters")  # by the server's momentum and rate: the groups go along
-            still = self.o.server_lr == 1.0 and self.o.server_momentum == 0.0
-            server["groups"] = [g if still else g + (moved - average) for g in groups.values()]
+        if self.keeps_group_models:
+            new_server_parameters = server.model.only("parameters")  # by the server's momentum and rate: the groups go along
+            server_optimizer_is_identity = self.o.server_lr == 1.0 and self.o.server_momentum == 0.0
+            server["groups"] = [g if server_optimizer_is_identity else g + (new_server_parameters - average) for g in groups.values()]
             if self.o.group_assignment == "history":
                 server["group_of"] = {client: self.group(server, client) for client in server.active}

@@ -26,13 +26,13 @@ NETS = ("local-ema", "received-each")  # held beside the net in training
 class LabellerParty(Party):
     labeller: NetHandle  # of `local-ema` and `received-each`
     prior: Tensor  # the labeller's mean prediction
-    pace: Tensor  # of `app_u_source=running`
+    log_decay_per_sample: Tensor  # of `app_u_source=running`
 
 
 class LabellerSlot(Slot):
     labeller: NetHandle
     prior: Tensor
-    pace: Tensor
+    log_decay_per_sample: Tensor
 
 
 class LabellerPart(BatchPart):
@@ -98,7 +98,7 @@ def holds(o: Config, classes: int) -> Held:
     if o.debias or o.average == "dma":
         held["prior"] = Value(classes, start=1 / classes)
     if o.app_u_source == "running":
-        held["pace"] = Value(1)
+        held["log_decay_per_sample"] = Value(1)
     return held
 
 
@@ -117,7 +117,7 @@ def begin(o: Config, party: LabellerParty, once: bool = False) -> dict[str, Tens
     if o.debias or o.average == "dma":
         party.prior.copy_(mean_prediction(z))
     if o.app_u_source == "running":
-        party.pace.fill_(math.log(o.app_u_momentum) / len(z) if o.app_u_momentum else -math.inf)
+        party.log_decay_per_sample.fill_(math.log(o.app_u_momentum) / len(z) if o.app_u_momentum else -math.inf)
     if o.debias:
         z = debiased(z, party.prior)
     return {"z": z} if answers else {}
@@ -144,7 +144,7 @@ def _move(s: LabellerSlot, u: LabellerPart, z: Tensor) -> None:
     """The prior follows a batch it has served: by gamma over a pass, so by gamma^(b/N) over b of the N samples."""
     rows = torch.ones(len(z), dtype=torch.bool, device=z.device) if u.rows is None else u.rows
     new = torch.where(rows[:, None], z.softmax(1), 0.0).sum(0) / rows.sum()
-    keep = (s.pace * rows.sum()).exp()
+    keep = (s.log_decay_per_sample * rows.sum()).exp()
     s.prior.copy_(keep * s.prior + (1 - keep) * new)
 
 

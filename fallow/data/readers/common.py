@@ -17,7 +17,7 @@ UNKNOWN = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class ImageSet:
     """Images of one part of a data set, with what is known of each."""
 
     images: torch.Tensor  # uint8 [N, C, H, W]
@@ -30,18 +30,18 @@ class Split:
     def __repr__(self) -> str:
         known = int((self.labels >= 0).sum())
         unlabelled = f", {len(self) - known:,} without label" if known < len(self) else ""
-        return f"Split({len(self):,} images of {'x'.join(map(str, self.images.shape[1:]))}{unlabelled})"
+        return f"ImageSet({len(self):,} images of {'x'.join(map(str, self.images.shape[1:]))}{unlabelled})"
 
 
 class Parts(NamedTuple):
     classes: tuple[str, ...]
-    train: Split
-    test: Split
+    train: ImageSet
+    test: ImageSet
 
 
-def split(images: np.ndarray, labels: np.ndarray, clients: Sequence[str] | None = None) -> Split:
-    """A Split of arrays: uint8 images [N, C, H, W] and whole-number labels."""
-    return Split(
+def split(images: np.ndarray, labels: np.ndarray, clients: Sequence[str] | None = None) -> ImageSet:
+    """A ImageSet of arrays: uint8 images [N, C, H, W] and whole-number labels."""
+    return ImageSet(
         torch.from_numpy(np.require(images, np.uint8, ["C_CONTIGUOUS", "WRITEABLE"])),
         torch.from_numpy(np.array(labels, dtype=np.int64)),
         None if clients is None else tuple(clients),
