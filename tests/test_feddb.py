@@ -449,7 +449,7 @@ def test_server_momentum() -> None:
         torch.nn.init.constant_(net.weight, x)
         return State.of(net)
 
-    server = Server(SimpleNamespace(options=SimpleNamespace(server_lr=1.0, server_momentum=0.5)))  # type: ignore[arg-type]
+    server = Server(SimpleNamespace(options=SimpleNamespace(server_lr=1.0, server_momentum=0.5)), None)  # type: ignore[arg-type]
     w, seen = 1.0, []
     for average in (0.8, 0.7, 0.7):
         server["model"] = server.sent = state(w)

@@ -18,9 +18,12 @@ from conftest import HERE, TINY, rows, same
 from test_rounds import set_up
 
 import fallow
+from fallow import runs
 from fallow.engine import ranks
 from fallow.engine.ranks import deal, decoded, encoded
+from fallow.methods import find
 from fallow.methods.state import State
+from fallow.runs import origin
 from fallow.runs.folder import RunFolder
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -178,3 +181,12 @@ def test_a_model_that_all_clients_get_travels_once() -> None:
     back = decoded(data, layouts, torch.device("cpu"))["jobs"]
     assert [j["party"] for j in back] == list(range(20))
     assert all(torch.equal(j["message"]["model"].groups["parameters"], state.groups["parameters"]) for j in back)
+
+
+def test_every_rank_runs_the_same_algorithm(tmp_path: Path) -> None:
+    """Of a method that has two."""
+    keys = TINY | {"method": "feddure", "reading": "released", "labels": "clients"}
+    kind, options, source, federation = runs.prepare(None, keys)
+    told = {name: torch.tensor(array) for name, array in federation.arrays().items()}
+    begin = {"options": options.model_dump(mode="json"), "federation": told, "origin": origin.for_ranks(options, source)}
+    assert type(runs._built(begin, source)[0].method) is kind is not find("feddure")

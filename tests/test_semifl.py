@@ -96,7 +96,7 @@ def test_local_step() -> None:
 
 def a_server(**keys: Any) -> Server:
     options = SimpleNamespace(server_lr=1.0, server_momentum=0.5)
-    return Server(SimpleNamespace(options=SimpleNamespace(**(vars(options) | keys))))  # type: ignore[arg-type]
+    return Server(SimpleNamespace(options=SimpleNamespace(**(vars(options) | keys))), None)  # type: ignore[arg-type]
 
 
 def merged(server: Server, sent: float, clients: list[float], beside: float | None = None, base: str = "distributed") -> float:
@@ -314,7 +314,7 @@ def test_mixture_is_augmented_as_one(tmp_path: Path, when: str) -> None:
     for b in batches(f, party, planned(f, party)[0]):
         for part in (b.fix, b.mix):
             rows = party.unlabelled.rows[part.index.numpy()]
-            part.plain = f.kit.view("plain", rows, torch.zeros(len(rows), dtype=torch.int64))
+            part.plain = party.site.plain(rows)
         same += [bool(shifts(v, x) & shifts(w, y)) for v, x, w, y in zip(b.fix.weak, b.fix.plain, b.mix.weak, b.mix.plain)]
     assert all(same) == (when == "after")
 

@@ -84,7 +84,7 @@ def check_shape(share: Share, declared: dict[str, Any]) -> None:
 
 def _sites(about: dict[str, Any], method: type[Method], options: Config, share: Share, client: int) -> Sites:
     declared = Declared.read(about["declared"])
-    kit = Kit(options, method(options, declared.classes), declared)
+    kit = Kit(options, method.algorithm(options)(options, declared.classes), declared)
     images = share.images if len(share.images) else torch.zeros(0, declared.channels, declared.size, declared.size, dtype=torch.uint8)
     known = torch.from_numpy(share.labels).to(kit.device)
     return Sites(kit, {client: Site(kit, client, share.holding, images.to(kit.device), share.labels, known)})

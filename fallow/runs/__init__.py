@@ -105,7 +105,8 @@ def _built(begin: dict[str, Any], source: Source | None) -> tuple[Kit, Executor]
 
 
 def _simulation(options: Config, method: type[Method], source: Source, federation: Federation) -> Simulation:
-    kind = watched(method) if options.backend == "debug" else method
+    kind = method.algorithm(options)
+    kind = watched(kind) if options.backend == "debug" else kind
     return Simulation(options, kind(options, len(source.classes)), source, federation)
 
 
