@@ -19,6 +19,8 @@ METHODS: dict[str, str] = {
     "semifed": "fallow.methods.semifed:SemiFed",
     "fml": "fallow.methods.fml:FML",
     "sage": "fallow.methods.sage:SAGE",
+    "rscfed": "fallow.methods.rscfed:RSCFed",
+    "cbafed": "fallow.methods.cbafed:CBAFed",
     "fl2": "fallow.methods.fl2:FL2",
     "proxyfl": "fallow.methods.proxyfl:ProxyFL",
     "heterofl": "fallow.methods.heterofl:HeteroFL",

@@ -204,7 +204,7 @@ class NetHandle:
         self.touched()
 
     @torch.no_grad()
-    def follow(self, other: NetHandle, decay: float) -> None:
+    def follow(self, other: NetHandle, decay: float | Tensor) -> None:
         """EMA: self <- decay * self + (1 - decay) * other; statistics are copied."""
         for group, mine in self.flat.groups.items():
             theirs = other.flat.groups[group]

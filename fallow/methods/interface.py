@@ -72,7 +72,7 @@ class NetHandle(Protocol):
 
     def load(self, state: State) -> None: ...
 
-    def follow(self, other: Self, decay: float) -> None:
+    def follow(self, other: Self, decay: float | Tensor) -> None:
         """EMA: self <- decay * self + (1 - decay) * other; statistics are copied."""
 
 
