@@ -68,7 +68,7 @@ class Echo:
 
 def a_method(name: str, **keys: Any) -> Any:
     kind = find(name)
-    return kind(kind.Options(method=name, **({} if name == "meanteacher" or "ema" not in kind.Options.model_fields else {"ema": 0.0}), **keys), 3)
+    return kind(kind.Options(method=name, **({} if name == "meanteacher" or "weight_ema" not in kind.Options.model_fields else {"weight_ema": 0.0}), **keys), 3)
 
 
 def batch(ramp: float = 1.0, **columns: Any) -> Any:
@@ -432,7 +432,7 @@ class Plain:
 def test_rounds_of_a_central_method(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds at one client with batch norm: weights, running statistics, the average that is tested, and the memory."""
     seen = watched(monkeypatch, name, "step")
-    keys: dict[str, Any] = {"clients": 1, "active": 1, "norm": "bn", "lr": 0.125, "schedule": "constant", "ema": 0.875, "unlabelled_batch": 8}
+    keys: dict[str, Any] = {"clients": 1, "active": 1, "norm": "bn", "lr": 0.125, "schedule": "constant", "weight_ema": 0.875, "unlabelled_batch": 8}
     keys |= {k: v for k, v in {"threshold": 0.15, "ramp_share": 0.5, "strong_views": 2}.items() if k in find(name).Options.model_fields}
     f = federated(tmp_path, name, **keys)
     plain = Plain(f, 0.125, 0.875)
@@ -459,7 +459,7 @@ def test_rounds_of_a_central_method(name: str, tmp_path: Path, monkeypatch: pyte
 def test_averages_are_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients, two rounds: both start from the mean of the trained ones; what is tested is the mean of the averages."""
     seen = watched(monkeypatch, "pimodel", "step")
-    f = federated(tmp_path, "pimodel", clients=2, active=2, norm="gn", lr=0.125, schedule="constant", ema=0.75, weight_decay=0.0, weights="uniform", weight=0.0)
+    f = federated(tmp_path, "pimodel", clients=2, active=2, norm="gn", lr=0.125, schedule="constant", weight_ema=0.75, weight_decay=0.0, weights="uniform", weight=0.0)
     net, ema = net_of(f.server.model), net_of(f.server.model)
     optimizers: list[Any] = [None, None]
     nets = [net_of(f.server.model) for _ in range(2)]
@@ -487,7 +487,7 @@ def test_averages_are_averaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_an_average_of_nothing_and_no_average(name: str, tmp_path: Path) -> None:
     """A threshold above 1 is a weight of 0; with ema=0 nothing else is tested than what is trained."""
     models = []
-    keys = {"clients": 1, "active": 1, "ema": 0.0, "norm": "gn"}
+    keys = {"clients": 1, "active": 1, "weight_ema": 0.0, "norm": "gn"}
     for more in ({"threshold": 2.0} if name != "flexmatch" else {"weight": 0.0}, {"weight": 0.0}):
         f = federated(tmp_path / str(len(models)), name, **keys | more)
         f.round(0)
@@ -497,7 +497,7 @@ def test_an_average_of_nothing_and_no_average(name: str, tmp_path: Path) -> None
 
 
 def test_an_average_can_be_had_with_fixmatch(tmp_path: Path) -> None:
-    f = federated(tmp_path, "fixmatch", clients=1, active=1, ema=0.5, norm="gn", steps=1, rounds=1)
+    f = federated(tmp_path, "fixmatch", clients=1, active=1, weight_ema=0.5, norm="gn", steps=1, rounds=1)
     before = f.server.model.groups["parameters"].clone()
     f.round(0)
     torch.testing.assert_close(f.server.model.groups["parameters"], (before + f.server["trained"].groups["parameters"]) / 2, rtol=0, atol=1e-7)
@@ -507,9 +507,9 @@ def test_an_average_can_be_had_with_fixmatch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"method": "meanteacher", "ema": 0.0}, "leaves meanteacher without a teacher"),
+        ({"method": "meanteacher", "weight_ema": 0.0}, "leaves meanteacher without a teacher"),
         ({"method": "pimodel", "average": "grouped"}, "tests an average of the weights"),
-        ({"method": "fixmatch", "ema": 0.9, "server_momentum": 0.5}, "use server_lr=1 server_momentum=0"),
+        ({"method": "fixmatch", "weight_ema": 0.9, "server_momentum": 0.5}, "use server_lr=1 server_momentum=0"),
         ({"method": "pimodel", "debias": True}, "compares two answers of its own, .* so debias=true has no place"),
         ({"method": "meanteacher", "debias": True}, "its teacher's whole answers, .* so debias=true has no place"),
         ({"method": "mixmatch", "debias": True}, "sharpens the mean of its answers to two views, so debias=true has no place"),

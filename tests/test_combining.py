@@ -50,7 +50,7 @@ def parameters(state: Any) -> torch.Tensor:
 @pytest.mark.parametrize("name", REGISTERED)
 def test_every_method_takes_every_average(name: str, average: str, tmp_path: Path) -> None:
     keys = keys_of(name, average=average)
-    if find(name).merge is not Method.merge and not (issubclass(find(name), Averaged) and not find(name).Options().ema):  # type: ignore[attr-defined]
+    if find(name).merge is not Method.merge and not (issubclass(find(name), Averaged) and not find(name).Options().weight_ema):  # type: ignore[attr-defined]
         with pytest.raises(UserError, match=f"{name} (merges updates in its own way|tests an average of the weights).* so average={average} has no place"):
             prepare(None, keys)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import TINY, rows, weights
+from conftest import HERE, TINY, rows, weights
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fallow[flower]')")
 
@@ -68,6 +69,22 @@ def test_a_deployed_run_has_the_bits_of_the_simulated_one(method: str, tmp_path:
     assert told == []
     assert weights(path) == weights(reference)
     assert told_by_both(path) == told_by_both(reference)
+
+
+def test_a_method_of_one_s_own_lies_in_each_node_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(HERE.parent / "examples" / "my_method.py", tmp_path)
+    keys = TINY | {"clients": 2, "active": 2, "method": "./my_method.py:MyMethod"}
+    reference, there, told = simulated(tmp_path, **keys), Deployed(tmp_path / "federation", keys), list[str]()
+    for client in range(2):
+        shutil.copy(tmp_path / "my_method.py", there.root / f"node-{client}")
+    assert weights(there.go(there.begin(reference)).path) == weights(reference)
+    with (there.root / "node-1" / "my_method.py").open("a") as file:
+        file.write("# another one\n")
+    run = there.begin(reference, node_timeout=0.1)
+    with pytest.raises(UserError, match=r"1 of 2 nodes came"):
+        there.go(run, told.append)
+    assert len(told) == 1 and "this node has another method ./my_method.py:MyMethod than the server" in told[0]
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +281,16 @@ def test_two_nodes_of_one_client_and_nodes_of_another_version(tmp_path: Path, re
         there.go(there.begin(reference, node_timeout=0.1), told.append)
     assert len(told) == 3 and "this node has torch 1.0, and the server" in told[0]
     assert "refused: this node has torch 1.0, and the server" in capsys.readouterr().err
+
+
+def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = federation(tmp_path)
+    there.grid.live.add(5)
+    there.grid.fault = lambda m: "drop" if m.metadata.dst_node_id == 5 else None
+    monkeypatch.setattr("fallow.flower.roster.WHO", 0.3)
+    run = there.begin(reference)
+    there.go(run)
+    assert weights(run) == weights(reference) and there.grid.kinds.count(("query.who", 5)) == 1
 
 
 @pytest.mark.parametrize(

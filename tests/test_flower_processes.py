@@ -163,3 +163,20 @@ def test_init_changes_no_key_and_up_refuses_a_public_address(tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"0\.0\.0\.0 can be reached from outside"):
         Federation(fed.folder, lambda _: None).up()
     again.down()  # nothing is up: no mistake
+
+
+def test_commands_of_a_federation_that_is_down(fallow_cli: Any, tmp_path: Path) -> None:
+    assert "there is no federation in fed" in fallow_cli("federation", "status", "fed").sentence
+    told = fallow_cli("federation", "init", "fed", "--clients", "2")
+    assert told.code == 0 and "node 1: copy" in told.out
+    told = fallow_cli("federation", "status", "fed")
+    assert told.code == 0 and "the federation is down" in told.out
+    assert "the federation is not up" in fallow_cli("federation", "run", "fed", "method=fedavg").sentence
+    assert list((tmp_path / "fed" / "runs").iterdir()) == []
+    assert fallow_cli("federation", "down", "fed").code == 0
+    assert "does not say where its images are" in fallow_cli("node", "start", "fed/nodes/node-0").sentence
+
+
+def test_without_flower_a_sentence_says_how_to_get_it(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fallow.flower.needed.WANTED", "1.99.")
+    assert "Fallow is made for 1.99.*" in fallow_cli("federation", "init", "fed").sentence

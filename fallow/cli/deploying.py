@@ -79,6 +79,7 @@ def run_(
     if resume:
         if recipe:
             raise UserError(f"{recipe} is given with --resume", "leave one of them out")
+        running.check_up(fed)
         path = fed.folder / "runs" / resume
         running.with_terms(path, keys)
     else:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fallow.engine.memory import out_of_memory
 from fallow.engine.policies import AVERAGE, Policy
-from fallow.engine.replay import Pool, Replayed, first_line
-from fallow.errors import UserError
+from fallow.engine.replay import Pool, Replayed
+from fallow.errors import UserError, first_line
 from fallow.methods.state import HEAVY, Layout, State, padding
 from fallow.models.norms import adopt
 

@@ -22,11 +22,10 @@ from fallow.engine.measuring import Measuring
 from fallow.engine.memory import out_of_memory
 from fallow.engine.pack import size
 from fallow.engine.party import LARGE, Job, Outcome, Tally, mean_rate
-from fallow.engine.replay import first_line
 from fallow.engine.server import Server
 from fallow.engine.simulation import Simulation
 from fallow.engine.statistics import static
-from fallow.errors import UserError
+from fallow.errors import UserError, first_line
 from fallow.measure import scores
 from fallow.methods import is_own
 from fallow.methods.base import Net, Updates

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import chdir
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from fallow import config as configuration
-from fallow import disk, own
+from fallow import disk, models, own
 from fallow.config import Config, dump, merge, read_yaml
 from fallow.data.readers.common import ImageSet
 from fallow.data.sources import Source
@@ -25,11 +26,11 @@ from fallow.flower.nodes import Exchange, Nodes
 from fallow.flower.roster import Roster
 from fallow.flower.share import Share
 from fallow.flower.terms import Terms
-from fallow.methods import find
+from fallow.methods import find, is_own
 from fallow.methods.base import Method
 from fallow.runs import Run, Watcher, automatic
 from fallow.runs import origin as origins
-from fallow.runs.folder import RunFolder
+from fallow.runs.folder import Busy, RunFolder
 from fallow.runs.nodes import ORDER
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
@@ -49,6 +50,7 @@ class Order:
     server: str  # the YAML of the server's own data
     clients: int
     run: str  # tells this run's messages from any other's
+    started_in: str  # relative paths count from here
 
     @staticmethod
     def read(folder: Path) -> Order:
@@ -61,24 +63,27 @@ class Order:
 def begin(out: Path, name: str, recipe_name: str | None, keys: Mapping[str, Any], terms: Mapping[str, Any], server: Path, clients: int) -> Path:
     """A new run's folder with its order; nothing is run yet."""
     folder = RunFolder.new(out, name)
-    order = Order(recipe_name, dict(keys), dict(terms), str(server.absolute()), clients, secrets.token_hex(8))
+    order = Order(recipe_name, dict(keys), dict(terms), str(server.absolute()), clients, secrets.token_hex(8), str(Path.cwd()))
     disk.write(folder.path / ORDER, json.dumps(asdict(order), indent=1) + "\n")
     return folder.path
 
 
 def carry_out(path: Path, exchange: Exchange, tell: Tell = print, watch: Watcher | None = None, stop_after: int | None = None) -> Result:
     """Runs what a folder's order says, or goes on with it from its last checkpoint."""
-    folder, order = RunFolder(path), Order.read(path)
-    terms = configuration.validate(Terms, order.terms)
-    with folder.locked():
-        disk.remove(path / ENDED)
-        try:
+    folder = RunFolder(path)
+    try:
+        order = Order.read(path)
+        with folder.locked(), chdir(order.started_in):
+            disk.remove(path / ENDED)
+            terms = configuration.validate(Terms, order.terms)
             at_work = _resumed(folder, order, terms, exchange, tell) if folder.config.exists() else _begun(folder, order, terms, exchange, tell)
             result = at_work.go(stop_after, watch)
-        except UserError as e:
-            disk.write(path / ENDED, json.dumps({"ok": False, "cause": e.cause, "remedy": e.remedy}))
-            raise
-        disk.write(path / ENDED, json.dumps({"ok": True}))
+    except Busy:  # another process is at it, and says how it ends
+        raise
+    except UserError as e:
+        disk.write(path / ENDED, json.dumps({"ok": False, "cause": e.cause, "remedy": e.remedy}))
+        raise
+    disk.write(path / ENDED, json.dumps({"ok": True}))
     return result
 
 
@@ -158,6 +163,9 @@ def settings_of(order: Order) -> tuple[type[Method], Config, bool]:
         name = str(folder / "config.yaml")
     if name and name.endswith(".yaml") and "version" in (keys := read_yaml(name)):  # a simulated run's
         keys.pop("version")
+        for what, named in (("method", is_own), ("model", models.is_own)):
+            if what not in given and named(str(keys.get(what))):
+                own.check(str(keys[what]), what, f"the run {name}", False)
         method = find(str(given.get("method", keys.get("method"))))
         return method, _declared_clients(method, merge(keys, given), order), False
     base = recipe(name) if name else {}
@@ -204,6 +212,6 @@ def about_code(order: Order, options: Config, source: Source) -> dict[str, Any]:
     found = origins.located(options, Path.cwd())
     code = {what: own.find(name, what).digests for what, name in origins.own_code(found).items()}
     return {
-        "run": order.run, "options": options.model_dump(mode="json"), "classes": list(source.classes),
+        "run": order.run, "options": options.model_dump(mode="json", exclude={"data_dir", "track"}), "classes": list(source.classes),
         "versions": origins.versions(), "code": code,
     }  # fmt: skip

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fallow.flower.nodes import Exchange
 
 WHO = 60.0  # seconds in which a node says who it is
+LATER = 300.0  # seconds after which one that did not say is asked again, so that it does not hold up every round
 
 
 class Roster:
@@ -25,16 +26,18 @@ class Roster:
         self.node: dict[int, int] = {}  # client -> node
         self.info: dict[int, Tree] = {}  # client -> what its node said
         self._left: set[int] = set()
+        self._silent: dict[int, float] = {}  # node -> until when it is not asked again
         self._seen: dict[int, float] = {}
 
     def here(self) -> set[int]:
         """The clients that were there when last looked for."""
         return set(self._seen)
 
-    def refresh(self) -> dict[int, int]:
-        """The clients that are there, and their nodes."""
+    def refresh(self, patient: bool = False) -> dict[int, int]:
+        """The clients that are there, and their nodes; `patient`: who did not say who he is is asked again at once."""
         live = self.exchange.online()
-        fresh = sorted(live - set(self.node.values()) - self._left)
+        silent = set() if patient else {node for node, until in self._silent.items() if until > time.monotonic()}
+        fresh = sorted(live - set(self.node.values()) - self._left - silent)
         self._left &= live
         if fresh:
             self._ask(fresh, live)
@@ -45,7 +48,7 @@ class Roster:
     def wait(self, count: int, patience: float) -> dict[int, int]:
         """The same, once there are so many."""
         until = time.monotonic() + patience
-        while len(there := self.refresh()) < count:
+        while len(there := self.refresh(patient=True)) < count:
             if time.monotonic() > until:
                 missing = ", ".join(map(str, sorted(set(range(self.clients)) - set(there))[:10]))
                 raise UserError(f"{len(there)} of {self.clients} nodes came within {patience:g} s (clients {missing} did not)", "start the nodes, or raise node_timeout")
@@ -64,6 +67,7 @@ class Roster:
                     self._refuse(node, why)
         finally:
             sent.close()
+        self._silent.update(dict.fromkeys(waiting, time.monotonic() + LATER))
 
     def _take(self, node: int, answer: Parcel, live: set[int]) -> str | None:
         """Notes a node that fits; else why not."""

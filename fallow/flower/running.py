@@ -24,9 +24,15 @@ LAST = 60.0  # seconds for Flower to notice that a run has ended
 
 def begin(fed: Federation, recipe: str | None, keys: Mapping[str, Any], name: str | None = None) -> Path:
     """The folder of a new run, with its order."""
+    check_up(fed)
     _, rest = Terms.parted(keys)  # complains now
     terms = {k: v for k, v in keys.items() if k not in rest}
     return deployed.begin(fed.folder / "runs", name or "run", recipe, rest, terms, fed.folder / "server" / "server.yaml", fed.clients)
+
+
+def check_up(fed: Federation) -> None:
+    if not fed.processes.alive("superlink"):
+        raise UserError("the federation is not up", f"start it with `fallow federation up {fed.folder}`")
 
 
 def with_terms(folder: Path, keys: Mapping[str, Any]) -> None:
@@ -41,8 +47,6 @@ def go(fed: Federation, folder: Path, tell: Callable[[str], None]) -> None:
     """Submits a run and tells its rounds; Ctrl-C has it write a checkpoint and end."""
     from fallow.progress import words
 
-    if not fed.processes.alive("superlink"):
-        raise UserError("the federation is not up", f"start it with `fallow federation up {fed.folder}`")
     journal = folder / JOURNAL
     seen = len(journal.read_text().splitlines()) if journal.exists() else 0
     number = fed.submit(folder)

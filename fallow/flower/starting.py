@@ -81,7 +81,8 @@ def greet(folder: Path, seconds: float = 10.0) -> None:
 def keep_up(folder: Path, tell: Callable[[str], None], patience: float = PATIENCE) -> None:
     """Runs the node until it is told to end; what throws it out for longer is told."""
     folder = folder.absolute()
-    share.read(folder / "node.yaml")  # its own data are looked at first
+    settings(folder)  # what is missing, or cannot be read, is told at once
+    share.read(folder / "node.yaml")
     until = time.monotonic() + patience
     while True:
         try:

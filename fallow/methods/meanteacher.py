@@ -21,8 +21,8 @@ class MeanTeacher(Consistency):
 
         def refuse(self) -> None:
             super().refuse()
-            if not self.ema:
-                raise UserError("ema=0 leaves meanteacher without a teacher", "use pimodel, or an ema such as 0.999")
+            if not self.weight_ema:
+                raise UserError("weight_ema=0 leaves meanteacher without a teacher", "use pimodel, or a weight_ema such as 0.999")
 
     o: Options
 

@@ -16,7 +16,7 @@ from fallow.methods.parts.fitting import Facts, common
 
 CENTRAL: Keys = {
     "clients": 1, "labelled_as_unlabelled": True, "batch": 64, "rounds": 1024, "steps": 1024, "epochs": None, "schedule": "cosine-7-16",
-    "weight_decay": 5e-4, "optimizer_state": "keep", "ema": 0.999,
+    "weight_decay": 5e-4, "optimizer_state": "keep", "weight_ema": 0.999,
 }  # fmt: skip
 
 
@@ -32,15 +32,15 @@ class Averaged(Method[S, P, B]):
     """`model` is trained, `ema` follows it; at the server and in messages they are `trained` and `model`, what is tested."""
 
     class Options(Method.Options):
-        ema: float = key(0.0, "what is tested is an average of the weights, which keeps so much of itself at each step; 0: the weights", ge=0, lt=1)
+        weight_ema: float = key(0.0, "what is tested is an average of the weights, which keeps so much of itself at each step; 0: the weights", ge=0, lt=1)
 
         def refuse(self) -> None:
             super().refuse()
-            if self.ema and self.average != "mean":
-                cause = f"{self.method} tests an average of the weights (ema={self.ema:g}), so average={self.average} has no place"
-                raise UserError(cause, "use average=mean, or ema=0 where it may be")
-            if self.ema and (self.server_lr != 1 or self.server_momentum):
-                cause = f"the server's rate and momentum move what is trained, and ema={self.ema:g} has another model tested"
+            if self.weight_ema and self.average != "mean":
+                cause = f"{self.method} tests an average of the weights (weight_ema={self.weight_ema:g}), so average={self.average} has no place"
+                raise UserError(cause, "use average=mean, or weight_ema=0 where it may be")
+            if self.weight_ema and (self.server_lr != 1 or self.server_momentum):
+                cause = f"the server's rate and momentum move what is trained, and weight_ema={self.weight_ema:g} has another model tested"
                 raise UserError(cause, "use server_lr=1 server_momentum=0")
 
     o: Options
@@ -48,34 +48,34 @@ class Averaged(Method[S, P, B]):
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
         """A central method's settings are those of a long run; its average goes over the last twentieth of the steps."""
-        if not cls.Options.model_fields["ema"].default:
+        if not cls.Options.model_fields["weight_ema"].default:
             return super().automatic(facts)
-        return super().automatic(facts) | common(facts) | {"ema": round(min(0.999, max(0.0, 1 - 20 / (facts.rounds * facts.steps))), 4)}
+        return super().automatic(facts) | common(facts) | {"weight_ema": round(min(0.999, max(0.0, 1 - 20 / (facts.rounds * facts.steps))), 4)}
 
     def holds(self) -> Held:
-        return {"model": Net(start="trained"), "ema": Net(start="model", train=False)} if self.o.ema else super().holds()
+        return {"model": Net(start="trained"), "ema": Net(start="model", train=False)} if self.o.weight_ema else super().holds()
 
     def start(self, server: Server) -> None:
         super().start(server)
-        if self.o.ema:
+        if self.o.weight_ema:
             server["trained"] = server.model
 
     def down(self, server: Server, client: int) -> Message:
-        return super().down(server, client) | ({"trained": server["trained"]} if self.o.ema else {})
+        return super().down(server, client) | ({"trained": server["trained"]} if self.o.weight_ema else {})
 
     def descend(self, s: S, loss: Number, when: Tensor | None = None) -> None:
         s.descend(loss, when=when)
-        if self.o.ema:
-            cast(AveragedSlot, s).ema.follow(s.model, self.o.ema)
+        if self.o.weight_ema:
+            cast(AveragedSlot, s).ema.follow(s.model, self.o.weight_ema)
         s.log(loss=loss)
 
     def end(self, party: P) -> Update | None:
         update = super().end(party)
-        if update is not None and self.o.ema:
+        if update is not None and self.o.weight_ema:
             update["trained"], update["model"] = update["model"], cast(AveragedParty, party).ema.state
         return update
 
     def merge(self, server: Server, updates: Updates) -> None:
         super().merge(server, updates)
-        if self.o.ema:
+        if self.o.weight_ema:
             server["trained"] = mean(updates, "trained", self.averager.weights(updates))
