@@ -30,6 +30,15 @@ def _printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, as part of a sentence.
+
+    >>> first_line(ValueError("too large.\\n  in line 3")), first_line(KeyError())
+    ('too large', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """The remedy for a name that is not known: the nearest one, or all of them."""
     known = sorted(known)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +126,20 @@ def test_the_example_is_a_table() -> None:
     assert len(grids.entries) == 6 and grids.grid.seeds == 3
     with pytest.raises(UserError, match="nothing in the table agrees with data=svhn"):
         Grids(str(path), only=["data=svhn"])
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_table_that_is_told_to_end(jobs: str, tmp_path: Path) -> None:
+    """Its runs write a checkpoint, whether they are made here or in processes of their own."""
+    keys = "data: digits\nclients: 3\nsteps: 1\nrounds: 5000\ncheckpoint_every: 10000\nlabel_count: 60\n"
+    (tmp_path / "t.yaml").write_text(keys + "rows: {A: {method: fedavg}, B: {method: fedprox, prox: 0.1}}\ncells: {digits: {few: {batch: 8}}}\n")
+    words = [sys.executable, "-m", "fallow", "table", "t.yaml", "--seeds", "1", "--jobs", jobs]
+    work = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    end = time.monotonic() + 180
+    while not (begun := [p for p in tmp_path.rglob("metrics.jsonl") if p.read_bytes().count(b"\n") > 2]):
+        assert time.monotonic() < end and work.poll() is None
+        time.sleep(0.01)
+    work.send_signal(signal.SIGTERM)
+    said = work.communicate(timeout=180)[0]
+    assert work.returncode == 143 and said.endswith("stopped; the same command goes on from the last checkpoints\n"), said
+    assert RunFolder(begun[0].parent).committed() > 2

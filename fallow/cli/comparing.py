@@ -83,6 +83,7 @@ def table(
     from fallow import disk
     from fallow.report import grid, written
     from fallow.report.table import Table as Printed
+    from fallow.runs.interrupts import Stopped, stopping
 
     form = written.format_of(format, Path(file) if file else None)
     if file:
@@ -93,7 +94,12 @@ def table(
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
     grids.check_targets(place, Path(out or place) if out or not source else None, Path(collect) if collect else None, seeds, force)
     if not source:
-        failures = grid.run(grids, place, seeds, jobs, console.say, download)
+        try:
+            with stopping():
+                failures = grid.run(grids, place, seeds, jobs, console.say, download)
+        except (KeyboardInterrupt, Stopped):
+            console.say("stopped; the same command goes on from the last checkpoints")
+            raise
     shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
     if form and not file:
         console.print(shown.FORMATS[form](shown), soft_wrap=True, end="")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fallow import disk
 from fallow.data.dealing import EMPTY, Ints
 from fallow.data.readers.arrays import BROKEN, check_members
 from fallow.data.skews import skew
@@ -110,17 +109,8 @@ class Federation:
     def save(self, path: Path | str, labels: Ints | None = None, classes: Sequence[str] = ()) -> None:
         """Writes one .npz: whole or not at all. With the training labels it also holds everyone's classes, see `ClassCounts`."""
         path, held = Path(path), {} if labels is None else ClassCounts.of(self, labels, classes).arrays()
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez_compressed(file, **self.arrays(), **held)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        with disk.replacing(path) as file:
+            np.savez_compressed(file, **self.arrays(), **held)  # type: ignore[arg-type]
 
     def _about(self) -> dict[str, Any]:
         return {"names": self.names, "spec": self.spec, "tries": self.tries, "fingerprint": self.fingerprint}

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from fallow import draws
 from fallow.data import ops
+from fallow.data.samples import ROLES
 from fallow.errors import UserError, suggest
 
 # --- the draws of one sample: lane numbers, the same in every variant ---
 
-ROLES = ("plain", "labelled", "weak", "strong")  # a role's lanes start at 64 times its place: views are independent
 FLIP, TOP, LEFT, BOX_X, BOX_Y, BOX_SIDE, STRENGTH = range(7)
 PICKS = 8  # pick k has the lanes PICKS + 8 k + ...
 OP, LEVEL, APPLY, SIGN, PICK_X, PICK_Y = range(6)
@@ -374,7 +374,7 @@ class Views:
 
     def _make(self, role: str, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor | None]:
         """The uint8 view, and the mask (255) of what is 0 after normalisation."""
-        name, base = self.names[role], 64 * ROLES.index(role)
+        name, base = self.names[role], 64 * ROLES.index(role)  # lanes of its own: views are independent
         if name == "plain":
             return images, None
         if name in STRONG:

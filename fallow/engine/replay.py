@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fallow.engine.memory import out_of_memory
+from fallow.errors import first_line
 
 log = logging.getLogger(__name__)
 
@@ -23,10 +24,6 @@ CAPTURE_AT = 3  # uses of a step's signature or of a prediction's shape
 def complain(what: str, why: str) -> None:
     """Once a run, however many slots it happens in."""
     log.warning("%s cannot be captured (%s); going on eagerly, which is slower", what, why)
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
 
 
 class Pool:

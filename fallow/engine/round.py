@@ -22,11 +22,10 @@ from fallow.engine.measuring import Measuring
 from fallow.engine.memory import out_of_memory
 from fallow.engine.pack import size
 from fallow.engine.party import LARGE, Job, Outcome, Tally, mean_rate
-from fallow.engine.replay import first_line
 from fallow.engine.server import Server
 from fallow.engine.simulation import Simulation
 from fallow.engine.statistics import static
-from fallow.errors import UserError
+from fallow.errors import UserError, first_line
 from fallow.measure import scores
 from fallow.methods import is_own
 from fallow.methods.base import Net, Updates
@@ -252,7 +251,7 @@ class Federated:
         """Of so many images, which are made batch by batch."""
         kit = self.kit
         self._inference.load(state)
-        fixed = self.o.eval_batch if kit.device.type == "cpu" or not kit.policy.known else max(self.o.eval_batch, LARGE)
+        fixed = self.o.eval_batch if kit.device.type == "cpu" or not kit.policy.has_running else max(self.o.eval_batch, LARGE)
         call = self._inference.replayed("running")
         return over_ranges(kit, lambda a, b: call(images(a, b)).clone(), count, fixed)
 

@@ -202,7 +202,3 @@ def own_options(o: Config, name: str, spec: Net) -> Config:
         if key not in STEPPING:
             raise KeyError(f"the net {name!r} has an option {key!r}; its own can be {', '.join(STEPPING)}")
     return o.model_copy(update=dict(spec.options or {}))
-
-
-def trained(held: dict[str, Net | Value]) -> list[str]:
-    return [n for n, spec in held.items() if isinstance(spec, Net) and spec.train]

@@ -22,9 +22,10 @@ from fallow.engine.feed import Step
 from fallow.engine.kit import Kit
 from fallow.engine.memory import out_of_memory, too_little
 from fallow.engine.party import Job, Outcome, run_step, work
-from fallow.engine.replay import CAPTURE_AT, Pool, complain, first_line
+from fallow.engine.replay import CAPTURE_AT, Pool, complain
 from fallow.engine.site import Sites
 from fallow.engine.slot import Slot
+from fallow.errors import first_line
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 import torch
 from torch.export import Dim, ExportedProgram
 
-from fallow.errors import UserError
+from fallow.errors import UserError, first_line
 from fallow.export.inputs import FromPixels
 
 
@@ -23,7 +23,7 @@ def program(model: FromPixels, shape: tuple[int, int, int], fewest: int = 1) -> 
         try:
             return torch.export.export(model.eval(), (example,), dynamic_shapes=({0: Dim("images", min=fewest)},), strict=False)
         except Exception as error:  # a model of one's own may do what no graph can hold
-            raise UserError(f"torch.export cannot trace this model ({_first_line(error)})", "take --format safetensors") from error
+            raise UserError(f"torch.export cannot trace this model ({first_line(error)})", "take --format safetensors") from error
 
 
 def torch_export(traced: ExportedProgram) -> bytes:
@@ -42,14 +42,10 @@ def onnx(traced: ExportedProgram) -> bytes:
         try:
             made = torch.onnx.export(traced, dynamo=True, input_names=["images"], output_names=["logits"], verbose=False)
         except Exception as error:
-            why = _first_line(error.__cause__ or error)
+            why = first_line(error.__cause__ or error)
             raise UserError(f"torch cannot write this model as ONNX ({why})", "take --format torch-export") from error
     assert made is not None
     return made.model_proto.SerializeToString()
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
 
 
 @contextmanager

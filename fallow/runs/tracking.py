@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from fallow import disk
-from fallow.errors import UserError
+from fallow.errors import UserError, first_line
 
 Row = dict[str, Any]
 
@@ -74,7 +74,7 @@ class Tracking:
             tracker.begin(rows)
         except Exception as error:
             remedy = f"mend it, or take {name} out of `track` in {self.path}/config.yaml, then `fallow resume {self.path}`"
-            raise UserError(f"{name} cannot be opened ({_first_line(error)})", remedy) from error
+            raise UserError(f"{name} cannot be opened ({first_line(error)})", remedy) from error
 
     def _work(self) -> None:
         while (row := self._queue.get()) is not None:
@@ -89,7 +89,7 @@ class Tracking:
             call()
         except Exception as error:
             del self._trackers[name]
-            print(f"tracking by {name} has ended ({_first_line(error)}); the run goes on", file=sys.stderr)
+            print(f"tracking by {name} has ended ({first_line(error)}); the run goes on", file=sys.stderr)
 
 
 def check(names: Sequence[str]) -> None:
@@ -121,10 +121,6 @@ def scalars(row: Row) -> Iterator[tuple[str, float]]:
         for key, number in found.items():
             if isinstance(number, int | float) and not isinstance(number, bool) and key != "round":
                 yield key, float(number)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(". ")
 
 
 class TensorBoard:
