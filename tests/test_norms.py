@@ -86,13 +86,13 @@ def test_batch_leaves_running_statistics_alone_and_running_without_any_is_batch(
     y = net(x)
     same_state(net, twin)
     assert torch.equal(y, twin(x))
-    modes.stats, modes.known = "running", known
+    modes.stats, modes.has_running = "running", known
     assert torch.equal(net(x), y) != known  # chapter 3a, test 4: eval without running buffers is train mode
 
 
 def test_without_tracking_update_is_batch():
     net, modes, twin = net_and_twin("small-cnn", "bn")
-    modes.tracks = False
+    modes.updates_running = False
     x = torch.randn(4, 3, 8, 8)
     assert torch.equal(net(x), twin(x))
     assert all(

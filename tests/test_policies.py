@@ -33,7 +33,7 @@ def test_two_norms_are_short_for_a_policy(norm: str | None, statistics: str, nam
 
 
 def test_what_moves_travels() -> None:
-    assert {n: (p.tracks, p.known, "statistics" in p.travels(model(1.0))) for n, p in POLICIES.items()} == {
+    assert {n: (p.updates_running, p.has_running, "statistics" in p.travels(model(1.0))) for n, p in POLICIES.items()} == {
         "average": (True, True, True), "server": (True, True, True), "static": (False, True, False), "batch": (False, False, False),
     }  # fmt: skip
 

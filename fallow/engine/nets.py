@@ -51,7 +51,7 @@ class NetHandle:
         self._training: bool | None = None  # what the module was last told
         self.capture = True  # false: inference is never captured
         self.compile = False  # through torch.compile, which cannot differentiate twice
-        self.modes.tracks, self.modes.known = policy.tracks, policy.known
+        self.modes.updates_running, self.modes.has_running = policy.updates_running, policy.has_running
         self.modes.key = torch.zeros((), dtype=torch.int64, device=device)
         self.layout = Layout.of(self.module)
         self.flat = State.of(self.module, self.layout)
@@ -194,7 +194,7 @@ class NetHandle:
     @property
     def state(self) -> State:
         """What travels: parameters, and running statistics where they are tracked. Live: the engine copies it."""
-        return self.flat if self.modes.tracks else self.flat.only("parameters")
+        return self.flat if self.modes.updates_running else self.flat.only("parameters")
 
     @torch.no_grad()
     def load(self, state: State) -> None:

@@ -119,7 +119,7 @@ class Party:
         self._predictions += 1
         if isinstance(net, State):
             net = self.slot.scratch(net)
-        if stats == "running" and net.modes.known and self.kit.device.type == "cuda":
+        if stats == "running" and net.modes.has_running and self.kit.device.type == "cuda":
             batch = max(batch, LARGE)
         call: Callable[[Tensor], Tensor] = partial(net, stats=stats)
         if self.slot.pool is not None and stats == "running":

@@ -12,12 +12,12 @@ class Policy:
     """`average`: running statistics move in training, travel, and are averaged as parameters are."""
 
     name = "average"
-    tracks = True  # running statistics move in training
-    known = True  # there are some to predict with; else a batch is normalised by its own
+    updates_running = True  # running statistics move in training
+    has_running = True  # there are some to predict with; else a batch is normalised by its own
 
     def travels(self, state: State) -> State:
         """What of a model leaves a party."""
-        return state if self.tracks else state.only("parameters")
+        return state if self.updates_running else state.only("parameters")
 
     def begin(self, model: State, whose: str) -> State:
         """The server's model before a round; `whose` data statistics are made of."""
@@ -46,7 +46,7 @@ class Made(Policy):
     """`static`: training leaves them alone; they are made from data for each new model (statistics.py)."""
 
     name = "static"
-    tracks = False
+    updates_running = False
 
     def begin(self, model: State, whose: str) -> State:
         return model.only("parameters") if whose == "active" else model  # whoever was there at the last test may not be now
@@ -59,7 +59,7 @@ class OfEachBatch(Policy):
     """`batch`: there never are any."""
 
     name = "batch"
-    tracks = known = False
+    updates_running = has_running = False
 
 
 AVERAGE, STATIC = Policy(), Made()

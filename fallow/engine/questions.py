@@ -29,7 +29,7 @@ class Gathering(Slot):
     def __init__(self, kit: Kit):
         super().__init__(kit)
         for net in self.nets.values():
-            net.modes.tracks = False  # running statistics stay, too
+            net.modes.updates_running = False  # running statistics stay, too
         self.total = torch.zeros_like(self.nets["model"].flat.groups["parameters"])
         self.weight: Tensor | float = 0.0  # samples of the step at hand
 

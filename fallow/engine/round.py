@@ -258,7 +258,7 @@ class Federated:
         """Of so many images, which are made batch by batch."""
         kit = self.kit
         self._inference.load(state)
-        fixed = self.o.eval_batch if kit.device.type == "cpu" or not kit.policy.known else max(self.o.eval_batch, LARGE)
+        fixed = self.o.eval_batch if kit.device.type == "cpu" or not kit.policy.has_running else max(self.o.eval_batch, LARGE)
         call = self._inference.replayed("running")
         return over_ranges(kit, lambda a, b: call(images(a, b)).clone(), count, fixed)
 

@@ -103,15 +103,15 @@ def cumulative(net: NetHandle, batches: Iterable[Tensor]) -> None:
     `batches` may come several at once, joined: every `BATCH` images are one.
     """
     norms, counters = _norms(net), net.flat.groups["counters"]
-    momenta, tracks, counts = [m.momentum for m in norms], net.modes.tracks, counters.clone()
-    net.modes.tracks = True
+    momenta, updates, counts = [m.momentum for m in norms], net.modes.updates_running, counters.clone()
+    net.modes.updates_running = True
     counters.zero_()
     for m in norms:
         m.momentum = None  # the mean over all batches so far
     for x in batches:
         net.replayed("update", BATCH)(x)
     counters.copy_(counts)
-    net.modes.tracks = tracks
+    net.modes.updates_running = updates
     for m, momentum in zip(norms, momenta):
         m.momentum = momentum
 

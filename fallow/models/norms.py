@@ -57,11 +57,11 @@ class Modes:
     """Bool [B]: rows whose entry is false are left out of the statistics; their output is the norm's bias."""
     parts: tuple[int, ...] | None = None
     """Sizes: each part of the concatenated batch is a batch of its own for BN."""
-    tracks: bool = True
+    updates_running: bool = True
     """False: running statistics never move, `update` is `batch` (`statistics=batch` and `static`)."""
     fused: bool = True
     """On CUDA, norm and ReLU in our own kernels; false: torch's, the reference."""
-    known: bool = True
+    has_running: bool = True
     """False: there are no running statistics worth using, `running` normalises by the batch's own (`statistics=batch`)."""
     key: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
     """The step's key for dropout: an int64 scalar on the net's device, which the engine overwrites in place."""
@@ -92,17 +92,17 @@ class BatchNorm(_BatchNorm):
     def fuses(self, x: Tensor) -> bool:
         """Whether this call is going to use batch statistics and our kernels."""
         modes = self.modes
-        running = modes.stats == "running" and modes.known and self.running_mean is not None
+        running = modes.stats == "running" and modes.has_running and self.running_mean is not None
         return modes.fused and not running and fused.available(x)
 
     def forward(self, x: Tensor, relu: bool = False, bias: Tensor | None = None) -> Tensor:
         """`bias` is one that belongs to `x` and was not added."""
         self._check_input_dim(x)
         modes, tracked = self.modes, self.running_mean is not None
-        if modes.stats == "running" and modes.known and tracked:
+        if modes.stats == "running" and modes.has_running and tracked:
             y = F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
             return F.relu(y) if relu else y
-        moves = modes.stats == "update" and modes.tracks and tracked
+        moves = modes.stats == "update" and modes.updates_running and tracked
         if modes.fused and fused.usable(x, self.weight, self.bias):
             return self._fused(x, relu, moves, bias)
         x = x if bias is None else x + bias.view(1, -1, 1, 1)
