@@ -43,7 +43,7 @@ OUT: list[tempfile.TemporaryDirectory[str]] = []
 def settings(name: str, labels: str, **keys: Any) -> dict[str, Any]:
     """Tiny ones under which every method uses some of its pseudo-labels."""
     known = find(name).Options.model_fields
-    easy = {"threshold": 0.12, "entropy": 2.3} if name != "fedloke" else {"entropy": 2.3, "ramp_rounds": 1}
+    easy = {"threshold": 0.12, "entropy": 2.3, "tune_epochs": 2} if name != "fedloke" else {"entropy": 2.3, "ramp_rounds": 1}
     chosen = {k: v for k, v in easy.items() if k in known}
     return TINY | {"method": name, "labels": labels, "norm": "bn"} | chosen | keys
 
@@ -176,7 +176,8 @@ def clients_work(f: Federated) -> tuple[list[Any], list[Any]]:
 @pytest.mark.parametrize("name", METHODS)
 def test_equal_updates_merge_to_themselves(name: str, tmp_path: Path) -> None:
     labels = sorted(find(name).scenarios)[0]
-    f = run_with(tmp_path, name, labels, active=4, server_lr=1.0, server_momentum=0.0, optimizer_state="reset").federated
+    untuned = {"tune_epochs": 0} if name == "proxyfl" else {}  # it moves the mean of the classifiers
+    f = run_with(tmp_path, name, labels, active=4, server_lr=1.0, server_momentum=0.0, optimizer_state="reset", **untuned).federated
     updates = f._updates(*clients_work(f))
     assert len(updates) > 1 and all(u.weight > 0 for u in updates)
     common = updates[-1].entries
