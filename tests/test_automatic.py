@@ -68,6 +68,13 @@ def test_a_threshold_is_as_far_from_a_guess_for_any_number_of_classes() -> None:
     assert [facts(classes=c).threshold for c in (2, 10, 100)] == [0.775, 0.595, 0.554]  # 0.5 + 0.55/2, 0.1 + 0.55 * 0.9, 0.01 + 0.55 * 0.99
 
 
+def test_semifls_clients_with_labels_are_half_as_doubtful() -> None:
+    """(1 + 0.595) / 2 is 0.8; a server's labels leave everybody's threshold."""
+    at_clients = prepared(method="semifl", data="few-digits")
+    at_server = prepared(method="semifl", data="few-digits", labels="server", label_count=40)
+    assert (at_clients.threshold, at_clients.norm) == (0.8, None) and (at_server.threshold, at_server.norm) == (0.595, "bn")
+
+
 def test_ramps_go_with_the_rounds() -> None:
     assert [facts(rounds=n).ramp for n in (1, 3, 30, 600)] == [1, 1, 10, 200]
 

@@ -86,7 +86,7 @@ def test_commands_of_the_readme_are_valid() -> None:
     assert section
     found = commands(section[1])
     assert len(found) >= 4
-    assert resolved(found[0]).model_dump(include={"data", "clients", "method"}) == {"data": "digits", "clients": 10, "method": "fixmatch"}
+    assert resolved(found[0]).model_dump(include={"data", "clients", "method"}) == {"data": "digits", "clients": 5, "method": "fixmatch"}
     for words in found:
         assert resolved(words).rounds >= 1, words
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from fallow.flower.exchange import to_records
 from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
 from fallow.flower.nodes import Nodes
 from fallow.flower.records import Records
+from fallow.flower.terms import Terms
 from fallow.methods.state import State
 from fallow.report.reading import payload
 from fallow.runs import Run
@@ -149,6 +151,28 @@ def test_too_few_replies_are_asked_for_again_and_then_end_the_run(tmp_path: Path
 
 class Died(BaseException):
     """As by a kill: nobody can do anything about it any more."""
+
+
+def test_of_more_clients_than_a_round_needs_the_first_count(tmp_path: Path) -> None:
+    keys = TINY | SMALL | {"clients": 4, "active": 2}
+    there, told = Deployed(tmp_path / "federation", keys), list[str]()
+    run = there.begin(simulated(tmp_path, **keys), over_select=1)
+    there.go(run, told.append)
+    assert [row["clients"] for row in rows(run)] == [2, 2]
+    assert [len(row["asked"]) for row in journal(run)] == [3, 3] and len(told) == 2 and all("others were sooner" in t for t in told)
+
+
+def test_terms_say_how_many_replies_a_round_needs() -> None:
+    assert [Terms(min_replies=n).least(4) for n in (1, 3, 9, 0.5, 0.6)] == [1, 3, 4, 2, 3]
+    assert Terms.parted({"round_timeout": 5, "lr": 0.1}) == (Terms(round_timeout=5), {"lr": 0.1})
+    with pytest.raises(UserError, match="round_timeout=soon is not allowed"):
+        Terms.parted({"round_timeout": "soon"})
+
+
+def test_the_page_has_the_terms_and_their_defaults() -> None:
+    text = (HERE.parent / "docs" / "deploy.md").read_text()
+    printed = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE))
+    assert printed == {name: f"{field.default:g}" for name, field in Terms.model_fields.items()}
 
 
 def test_a_server_that_dies_goes_on_from_its_checkpoint(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
