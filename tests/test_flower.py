@@ -38,7 +38,7 @@ HIDDEN = ("label_accuracy", "label_accuracy_all", "R")  # what only a simulation
 SMALL: dict[str, Any] = {"clients": 3, "active": 3, "method": "fedloke", "norm": "gn", "steps": 1}
 FOUNDING: dict[str, dict[str, Any]] = {
     "fixmatch": {"active": 2},
-    "semifl": {"labels": "server", "sbn": "federated", "active": 2},
+    "semifl": {"labels": "server", "norm": "sbn", "sbn": "federated", "threshold": 0.1, "active": 2},
     "fedrgd": {"labels": "server", "average": "grouped", "groups": 2, "optimizer_state": "travel", "clients": 4, "active": 4},
     "fedloke": {},
     "feddure": {},
@@ -71,6 +71,8 @@ def test_a_deployed_run_has_the_bits_of_the_simulated_one(method: str, tmp_path:
     assert told == []
     assert weights(path) == weights(reference)
     assert told_by_both(path) == told_by_both(reference)
+    assert all(row["clients"] for row in rows(path)) and all(sum(row["bytes_up"].values()) > 100_000 for row in journal(path))
+    assert ("query.ask" in {kind for kind, _ in there.grid.kinds}) == (method in ("semifl", "feddb"))
 
 
 def test_a_method_of_one_s_own_lies_in_each_node_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
