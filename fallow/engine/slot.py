@@ -82,9 +82,9 @@ class Slot:
             self._apply(net, grads[start : start + len(own)], when)
             start += len(own)
 
-    def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False) -> dict[str, Tensor]:
-        """The gradient by name, a graph on request (virtual steps)."""
-        grads = torch.autograd.grad(loss, net.leaves, create_graph=create_graph, allow_unused=True)
+    def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False, retain: bool = False) -> dict[str, Tensor]:
+        """The gradient by name; on request with a graph of its own (virtual steps), or keeping the loss's."""
+        grads = torch.autograd.grad(loss, net.leaves, create_graph=create_graph, retain_graph=retain or create_graph, allow_unused=True)
         return dict(zip(net.names, net.combine(grads)))
 
     def accumulate(self, losses: Iterable[Tensor], net: NetHandle) -> Tensor:
