@@ -1,4 +1,4 @@
-"""The nets against chapters 3a, 3b, 3c: counts, names, initialisation, and what each must not change."""
+"""The nets: counts, names, initialisation, and what each must not change."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_none_or_several_cells_are_listed():
 
 
 def test_a_data_sets_own_reading():
-    """CINIC-10's steps belong to the released loop, and go with it (14.7)."""
+    """CINIC-10's steps belong to the released loop, and go with it."""
     cell = {"data": "cinic10", "setting": "dir,dir"}
     released, paper = settings("feddure/table1", **cell), settings("feddure/table1", reading="paper", **cell)
     assert (released.loop, released.steps, released.warm_steps, released.lr) == ("meta-pseudo", 10, 100, 5e-4)
