@@ -65,7 +65,7 @@ class Slot:
     def scratch(self, state: State) -> NetHandle:
         """A net for inference with given weights."""
         if self._scratch is None:
-            with relaxed():  # its first weights are drawn by torch, and nothing depends on them
+            with relaxed():  # the weights that a module is made with are drawn, and then written over
                 self._scratch = self.kit.net()
         self._scratch.load(state)
         return self._scratch
