@@ -31,8 +31,8 @@ import fallow
 from bench.report import machine, table
 from fallow.config import merge
 from fallow.data import sources
-from fallow.engine.eager import cores
 from fallow.errors import UserError
+from fallow.machine import cores
 from fallow.methods.fedavg import FedAvg
 from fallow.runs.settings import resolve
 

@@ -87,6 +87,7 @@ class FederationKeys(Section):
     label_balance: Literal["balanced", "random"] | None = key(None, "labels balanced over classes, or at random (default: balanced; with label_ratio at random)")
     label_pick: Literal["random", "first"] = key("random", "which samples are labelled: at random, or the first")
     labelled_clients: float | None = key(None, "how many clients have labels where labels=some: a count or a share", gt=0)
+    labelled_pick: Literal["random", "cover"] = key("random", "labels=some: which clients have labels; cover: those that hold every class, of sizes nearest the mean")
     validation: float | None = key(None, "labels held out of training, to test on and to keep the best round by: a share below 1, or a count", gt=0)
     labelled_as_unlabelled: bool | Literal["alias"] = key(False, "labelled samples also serve as unlabelled ones; alias: an indexing bug of FedDB's release, reproduced: the unlabelled samples at the same positions")
     unlabelled_ratio: float = key(1.0, "share of the unlabelled samples that is used", ge=0, le=1)
@@ -98,6 +99,7 @@ class FederationKeys(Section):
 
 class TrainingKeys(Section):
     rounds: int = key(30, "how many rounds the run has, 1 or more", "T", ge=1)
+    warmup_rounds: int = key(0, "rounds at the start in which only parties with labels train", ge=0)
     epochs: float | None = key(1, "passes over its data a client makes in a round", "E", gt=0, le=1e6)
     steps: int | Literal["match-unlabelled"] | None = key(None, "steps a client makes in a round, instead of `epochs`")
     batch: int | Literal["full"] = key(32, "labelled batch", "B")

@@ -189,7 +189,7 @@ def test_nothing_of_a_paper_is_fitted(name: str, tmp_path: Path) -> None:
     row = grid.own if grid else ""
     words = {"method": row, "setting": grid.cells[0].name} if grid else {}
     plain = resolve(keys, words)[1]
-    small = {"data": images(2400, 8, 3), "clients": 4, "active": None, "image": {"size": None}, "label_count": 40, "partition": "iid", "unlabelled_partition": None, "norm": None}
+    small = {"data": images(2400, 8, 3), "clients": 4, "active": None, "image": {"size": None}, "label_count": 40, "labelled_pick": "random", "partition": "iid", "unlabelled_partition": None, "norm": None}
     assert runs.prepare(str(heir), words | small)[1].model_dump(include=FITTED) == plain.model_dump(include=FITTED)
 
 

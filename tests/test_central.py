@@ -14,13 +14,17 @@ import torch.nn.functional as F
 from plain import close, descend, federated, net_of, sgd, watched, weights_of
 from torch import Tensor, nn
 
+from fallow.config import Config
 from fallow.data.samples import Samples
 from fallow.engine.feed import Part
 from fallow.errors import UserError
+from fallow.listing import GROUPS
+from fallow.listing import rows as rows_of
 from fallow.methods import find
 from fallow.methods.fixmatch import annealed
 from fallow.methods.parts import mixing, thresholds
 from fallow.methods.parts.batching import progress
+from fallow.methods.parts.fitting import Facts
 from fallow.runs.settings import resolve
 from fallow.schedule import Schedule
 
@@ -501,6 +505,20 @@ def test_an_average_can_be_had_with_fixmatch(tmp_path: Path) -> None:
     before = f.server.model.groups["parameters"].clone()
     f.round(0)
     torch.testing.assert_close(f.server.model.groups["parameters"], (before + f.server["trained"].groups["parameters"]) / 2, rtol=0, atol=1e-7)
+
+
+def test_an_average_of_a_short_run_is_one() -> None:
+    """Over the last twentieth of the steps: 1 - 20 / 400; from 0.5, however few they are, to 0.999, however many."""
+    facts = {"o": Config(), "classes": 10, "size": 8, "channels": 1, "labelled": 8, "unlabelled": 100}
+    made = [find("meanteacher").automatic(Facts(**facts, rounds=n, room=10**6)) for n in (1, 40, 10_000)]
+    assert {m["steps"] for m in made} == {10}
+    assert [m["weight_ema"] for m in made] == [0.5, 0.95, 0.999]
+
+
+def test_methods_are_listed_by_group() -> None:
+    title, *listed = rows_of("methods")
+    places = [GROUPS.index(row[title.index("group")]) for row in listed]
+    assert places == sorted(places) and {row[0] for row in listed if row[title.index("group")] == "central"} == set(CENTRAL)
 
 
 # -- refused -----------------------------------------------------------------------------------------------------------------

@@ -96,10 +96,10 @@ def test_what_makes_no_sense_is_refused(name: str, keys: dict[str, Any], words: 
 
 @pytest.mark.parametrize("name", REGISTERED)
 def test_labellers_that_are_honoured_run(name: str, tmp_path: Path) -> None:
-    found = set()
+    found, threshold = set(), {"threshold": 0.0} if "threshold" in find(name).Options.model_fields else {}
     for labeller in sorted(find(name).labellers):
         for debias in (False, True):
-            keys = keys_of(name, labeller=labeller, debias=debias, threshold=0.0, labeller_decay=0.5, lr=0.2)
+            keys = keys_of(name, labeller=labeller, debias=debias, labeller_decay=0.5, lr=0.2, **threshold)
             found.add(weights(fallow.run(out=tmp_path, **keys).path))
     assert len(found) == 2 * len(find(name).labellers), "each makes a difference"
 

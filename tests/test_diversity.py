@@ -1,4 +1,4 @@
-"""Gradient diversity: the numbers of methods chapter 11.5, its bounds, and its invariances."""
+"""Gradient diversity: worked numbers, its bounds, and its invariances."""
 
 import math
 
@@ -34,7 +34,7 @@ TIMES_N = {
 }
 
 
-def test_the_sixteen_numbers_of_the_chapter():
+def test_the_sixteen_worked_numbers():
     found = every(G, [w - START for w in ENDS], (GS, END_S - START))
     assert tuple(found) == DEFINITIONS and len(found) == 16
     for name, numbers in TABLE.items():

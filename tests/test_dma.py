@@ -1,4 +1,4 @@
-"""Debiased aggregation against the tables of methods chapter 15.4.4, and against second ways of computing it."""
+"""Debiased aggregation against tables of worked numbers, and against second ways of computing it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def random_rows(seed: int, clients: int, classes: int, concentration: float = 0.
     return torch.from_numpy(rng.dirichlet(np.full(classes, concentration), size=clients))
 
 
-def test_example_b_is_the_one_of_the_chapter() -> None:
+def test_example_b_is_the_worked_one() -> None:
     first = "0.073053 0.000008 0.185370 0.062090 0.043078 0.251654 0.115726 0.263101 0.005919 0.000002"
     assert B[0].tolist() == pytest.approx([float(x) for x in first.split()], abs=1e-6)
     assert float((B * B).sum()) == pytest.approx(2.917452, abs=1e-6)

@@ -1,4 +1,4 @@
-"""FedDB against the worked numbers and invariants of methods chapter 15."""
+"""FedDB against the worked numbers and invariants."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def method(**keys: Any) -> FedDB:
     return FedDB(FedDB.Options(method="feddb", **keys), 3)
 
 
-# -- 15.3: the client ----------------------------------------------------------------------------------------------------
+# -- the client ----------------------------------------------------------------------------------------------------------
 def test_mean_prediction_over_a_round() -> None:
     means = [(0.7, 0.2, 0.1), (0.8, 0.1, 0.1), (0.5, 0.3, 0.2), (0.6, 0.3, 0.1), (0.4, 0.4, 0.2)]
     want = [(0.65, 0.25, 0.1), (0.725, 0.175, 0.1), (0.6125, 0.2375, 0.15), (0.60625, 0.26875, 0.125), (0.503125, 0.334375, 0.1625)]
@@ -121,7 +121,7 @@ def test_debiased_labels() -> None:
 
 @pytest.mark.parametrize("debias", [True, False])
 def test_a_round_begins_with_the_table(debias: bool) -> None:
-    """15.3.2 from the start of a round: fifteen more samples make the chapter's APP-U of the table's five."""
+    """From the start of a round: fifteen more samples make the APP-U of the table's five."""
     p = torch.tensor([row[0] for row in TABLE] + [((12 - 3.215) / 15, (6 - 0.334) / 15, (2 - 1.451) / 15)] * 15)
     party = SimpleNamespace(unlabelled=range(20), model=None, prior=torch.zeros(3), judge=lambda *_: None)
     party.predict = lambda net, samples, view, **_: p.log() + 3.0
@@ -476,7 +476,7 @@ def test_labels_at_some_clients(tmp_path: Path) -> None:
     assert len(idle) == 2 and all(torch.equal(o.update["model"].groups["parameters"], parameters(f)) for o in idle)
 
 
-def test_defaults_of_the_chapter() -> None:
+def test_its_defaults() -> None:
     """15.8, the options in one place, as far as a method sets them; recipes set the rest."""
     _, o = resolve({}, {"method": "feddb"})
     assert (o.debias, o.average, o.dma, o.dma_steps, o.dma_lr, o.dma_momentum, o.dma_ridge, o.dma_floor) == (True, "dma", "code", 100, 1.0, 0.0, 1e-8, 0.0)

@@ -1,4 +1,4 @@
-"""FedDure: the chapter's toy case, its second-order term in a second way, the released loop, what must not change."""
+"""FedDure: a toy case, its second-order term in a second way, the released loop, what must not change."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def mean_of(s, name):
     return total / count
 
 
-# -- 14.2.5: the toy case ----------------------------------------------------------------------------------------------
+# -- the toy case ------------------------------------------------------------------------------------------------------
 D = torch.float64
 X, Y = torch.tensor([[1, 0.5], [-0.5, 1]], dtype=D), torch.tensor([0, 2])
 WEAK = torch.tensor([[0.8, -0.2], [0.1, 1.2], [-1, 0.3]], dtype=D)
@@ -141,7 +141,7 @@ def toy(batch=TOY, modules=None, lr=0.1, **options):
     return s
 
 
-def test_toy_case_of_the_chapter():
+def test_toy_case():
     s = toy()
     a, minus, _, _ = s.creg.seen
     close(a.z, [[0.42, -0.04, -0.72], [-0.06, 0.5, -0.12], [-0.36, -0.02, 0.5]])
@@ -223,7 +223,7 @@ def test_toy_of_the_released_loop():
 
 
 def test_the_released_reward_is_for_the_strong_views_own_label():
-    strong = STRONG[[2, 0, 1]]  # the chapter's toy has the same labels on both views
+    strong = STRONG[[2, 0, 1]]  # the toy has the same labels on both views
     s = toy(batch(X, Y, WEAK, strong, ramp=1.0), loop="meta-pseudo", reward_sign="new-minus-old", threshold=2.0)
     zs, zw, zt = s.model.seen[0].z.detach().split([2, 3, 3])
     assert not torch.equal(zw.argmax(1), zt.argmax(1))
@@ -411,7 +411,7 @@ def test_a_step_with_batch_norm_equals_plain_torch(loop):
         close(by_name(s, "model")[n], moved(loss, theta, 0.1, retain_graph=True)[n].detach(), 1e-12)
 
 
-# -- invariants (14.12) ------------------------------------------------------------------------------------------------
+# -- invariants ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_without_a_virtual_step_freg_stays(optimizer):
     before = by_name(bench(3, toy_modules())[1], "freg")
@@ -524,7 +524,7 @@ def test_batch_norm_statistics_move_once_a_step_and_cregs_never(loop):
 def test_parties_that_lack_labels_or_unlabelled_data(options):
     before = bench(3, toy_modules(), **options)[1]
     s = toy(batch(weak=WEAK, strong=STRONG, ramp=0.4), threshold=0.44, **options)
-    for name in set(s.nets) - {"model"}:  # 14.2.7: w unchanged, d = 0, only g_u
+    for name in set(s.nets) - {"model"}:  # w unchanged, d = 0, only g_u
         assert torch.equal(s.nets[name].flat.groups["parameters"], before.nets[name].flat.groups["parameters"])
     net = toy_modules()["model"]
     zt, t = net(STRONG), net(WEAK).softmax(1).detach()
@@ -691,7 +691,7 @@ def test_a_round_starts_with_both_nets_at_the_received_model_and_new_optimisers(
         assert all(set(f.keep.read(c)) == {"freg", "model/optimizer"} for c in f.server.active)
 
 
-def test_defaults_of_the_chapter():
+def test_its_defaults():
     """14.1 to 14.4, 14.7."""
     _, o = resolve({}, dict(method="feddure"))
     assert (o.loop, o.creg, o.freg, o.reward_sign, o.threshold) == ("regulators", True, "regulator", "old-minus-new", 0.6)

@@ -1,4 +1,4 @@
-"""FedLoKe: the worked numbers and invariants of methods chapter 12, and a run against a plain-torch one."""
+"""FedLoKe: the worked numbers and invariants, and a run against a plain-torch one."""
 
 import copy
 import math
@@ -32,7 +32,7 @@ def same(a: State, b: State) -> bool:
     return a.groups.keys() == b.groups.keys() and all(torch.equal(a.groups[g], b.groups[g]) for g in a.groups)
 
 
-# -- 12.3: the worked step -----------------------------------------------------------------------------------------------
+# -- the worked step -----------------------------------------------------------------------------------------------------
 class Answers:
     """A net that gives prepared logits, whatever it sees."""
 
@@ -179,7 +179,7 @@ def test_kl_is_never_negative():
         assert kl(teacher.softmax(1), teacher).abs().max() < 1e-5
 
 
-# -- 12.3 step 0: fusion ---------------------------------------------------------------------------------------------------
+# -- fusion ----------------------------------------------------------------------------------------------------------------
 class Tiny(nn.Module):
     def __init__(self, weight, variance, count):
         super().__init__()
@@ -213,7 +213,7 @@ def test_fusion(mu, w, var):
     assert same(alike.state, State.of(Tiny(0.3, 0.9, 3)))
 
 
-# -- 12.3 step 2, 12.5: batches --------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------------------------------
 class Worker:
     """A party before its plan."""
 
@@ -426,7 +426,7 @@ def test_labels_at_some_clients(tmp_path):
     assert row["clients"] == 4 and math.isfinite(row["loss"])
 
 
-# -- 12.9: bytes -----------------------------------------------------------------------------------------------------------
+# -- bytes -----------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("classes, size", [(10, 26_319_400), (100, 26_504_080), (200, 26_709_280)])
 def test_bytes_of_a_resnet9(classes, size):
     state = State.of(models.build("resnet9", classes, 3))
@@ -436,7 +436,7 @@ def test_bytes_of_a_resnet9(classes, size):
         assert 20 * size == 526_388_000 and 50 * state.nbytes == 1_315_973_200
 
 
-# -- 12.1, 12.3, 12.8: options ----------------------------------------------------------------------------------------------
+# -- options ----------------------------------------------------------------------------------------------------------------
 def test_late_joiners_start_from_what_the_option_says(tmp_path):
     """12.1: a client first drawn in a later round has the initial personal model, or starts from the model it gets."""
     for start in ("initial", "received"):
@@ -510,7 +510,7 @@ def test_accuracy_does_not_depend_on_the_chunks(tmp_path):
     assert found[0]["test_loss"] == pytest.approx(found[2]["test_loss"], abs=1e-6)
 
 
-def test_defaults_of_the_chapter():
+def test_its_defaults():
     """12.8."""
     _, o, *_ = prepare(None, {"method": "fedloke", "defaults": "paper"})
     assert (o.ema, o.entropy, o.ramp_rounds, o.batch, o.unlabelled_batch, o.epochs) == (0.7, 0.1, 200, 32, "equal", 1)

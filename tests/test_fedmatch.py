@@ -1,4 +1,4 @@
-"""FedMatch: the worked numbers and invariants of methods chapter 7, and rounds against plain torch."""
+"""FedMatch: the worked numbers and invariants, and rounds against plain torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def equal(a: State, b: State) -> bool:
     return a.groups.keys() == b.groups.keys() and all(torch.equal(a.groups[g], b.groups[g]) for g in a.groups)
 
 
-# -- 7.11: the worked example, a linear model of two inputs and three classes ----------------------------------------------
+# -- the worked example, a linear model of two inputs and three classes ----------------------------------------------------
 SIGMA = [[2.0, -1, 0], [0, 1, -2]]
 PSI = [[0.4, -0.2, 0], [0, 0.2, -0.4]]
 H1 = [[0.5, -0.1, 0], [0.1, 0.2, -0.3]]
@@ -67,7 +67,7 @@ def state(w: Any) -> State:
 
 
 def numbers(thing: NetHandle | State) -> list[list[float]]:
-    """Weights as the chapter writes them."""
+    """Weights, named."""
     weight = thing["weight"] if isinstance(thing, State) else thing.weights["weight"]
     return weight.detach().T.tolist()
 
@@ -214,7 +214,7 @@ def test_ties_go_to_the_lowest_class_or_to_the_local_model() -> None:
 
 
 @pytest.mark.usefixtures("in_double")
-def test_nothing_confident_leaves_the_pull() -> None:  # 7.13.5
+def test_nothing_confident_leaves_the_pull() -> None:
     s = Bench()
     method(threshold=2.0).step_with_helpers(s, Batch({"x": Part(None), "u": unlabelled(votes=votes())}, {}))
     sigma, psi = np.array(SIGMA), np.array(PSI)
@@ -229,7 +229,7 @@ def test_clipped_probabilities_end_where_keras_does() -> None:
     assert method().surprise(z, torch.tensor([0])).item() == pytest.approx(60)
 
 
-# -- 7.6: the rate -----------------------------------------------------------------------------------------------------
+# -- the rate ----------------------------------------------------------------------------------------------------------
 def test_the_rate_falls_on_a_plateau() -> None:
     o = FedMatch.Options()
     party = SimpleNamespace(falls=torch.zeros(()), lowest=torch.tensor(torch.inf), patience=torch.tensor(5.0))
@@ -255,7 +255,7 @@ def test_each_client_has_its_own_rate_and_keeps_it(tmp_path: Path) -> None:
     assert max(rounds_of.values()) > 1
 
 
-# -- 7.7: helpers ------------------------------------------------------------------------------------------------------
+# -- helpers -----------------------------------------------------------------------------------------------------------
 WORKED = {7: (0.5, 0.3, 0.2), 3: (0.48, 0.32, 0.2), 9: (0.1, 0.1, 0.8), 1: (0.55, 0.25, 0.2), 4: (0.2, 0.6, 0.2)}
 
 
@@ -325,7 +325,7 @@ def test_helpers_that_are_held_help_in_every_round(tmp_path: Path) -> None:
     assert all(h == pytest.approx(1) for r, _, h in seen if r > 0), "two of two helpers, also in the round without a message"
 
 
-# -- 7.13: what stays bit by bit, what is sent -----------------------------------------------------------------------------
+# -- what stays bit by bit, what is sent -----------------------------------------------------------------------------------
 class Frozen(FedMatch):
     steps = 0
 
@@ -432,7 +432,7 @@ def test_what_clients_keep_of_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_double")
-def test_without_the_second_summand_it_is_fedavg(tmp_path: Path) -> None:  # 7.13.10
+def test_without_the_second_summand_it_is_fedavg(tmp_path: Path) -> None:
     off = {"lambda_i": 0.0, "lambda_a": 0.0, "lambda_l1": 0.0, "lambda_l2": 0.0, "psi_factor": 0.0, "l1_threshold": 0.0, "delta_threshold": 0.0}
     one = federated(tmp_path / "1", lr=1e-2, lambda_s=3.0, **off)
     plain = {"lr": 3e-2, "momentum": 0.0, "nesterov": False, "weights": "uniform", "augment": {"labelled": "plain"}, "batch": 10}
@@ -529,7 +529,7 @@ def options(**keys: Any) -> Any:
     return prepare(None, {"method": "fedmatch", "data": "digits", "defaults": "paper"} | keys)[1]
 
 
-def test_constants_of_both_scenarios() -> None:  # 7.4
+def test_constants_of_both_scenarios() -> None:
     for labels, l1, least, delta, patience, batch in (("clients", 1e-4, 5e-6, 5e-5, 5, 10), ("server", 1e-5, 1e-5, 1e-5, 20, 100)):
         o = options(labels=labels, label_count=100)
         assert (o.lambda_l1, o.l1_threshold, o.delta_threshold, o.lr_patience, o.batch) == (l1, least, delta, patience, batch)

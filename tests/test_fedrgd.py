@@ -1,4 +1,4 @@
-"""FedRGD: the worked numbers and invariants of methods chapter 11, and a run against a plain-torch one."""
+"""FedRGD: the worked numbers and invariants, and a run against a plain-torch one."""
 
 import copy
 import math
@@ -40,7 +40,7 @@ def same(a: State, b: State) -> bool:
     return a.groups.keys() == b.groups.keys() and all(torch.equal(a.groups[g], b.groups[g]) for g in a.groups)
 
 
-# -- 11.2: the optimiser -------------------------------------------------------------------------------------------------
+# -- the optimiser -------------------------------------------------------------------------------------------------------
 def test_sgd_check():
     w = torch.tensor([1.0])
     sgd = Optimizer(FedRGD.Options(), w)
@@ -50,7 +50,7 @@ def test_sgd_check():
         assert sgd.tensors["momentum"].item() == pytest.approx(buffer, abs=1e-7)
 
 
-# -- 11.2: batches -------------------------------------------------------------------------------------------------------
+# -- batches -------------------------------------------------------------------------------------------------------------
 def drawn(labelled, unlabelled, labels):
     """The batches of a round's 16 steps, as positions in the party's own data."""
     o = FedRGD.Options(labels=labels)
@@ -72,7 +72,7 @@ def test_batches_are_full_and_passes_whole():
     assert all(len(set(i.tolist())) < 50 for i in few["x"])
 
 
-# -- 11.3: the objectives ------------------------------------------------------------------------------------------------
+# -- the objectives ------------------------------------------------------------------------------------------------------
 class Echo:
     """A net that answers with what it is given."""
 
@@ -175,7 +175,7 @@ def test_self_training_labels_in_eval_mode_before_the_training_pass(tmp_path):
         assert torch.allclose(step, 0.1 * (1.9 * w.grad + 1.9 * 1e-4 * before[name]), atol=1e-6), name
 
 
-# -- 11.4: averaging -----------------------------------------------------------------------------------------------------
+# -- averaging -----------------------------------------------------------------------------------------------------------
 LAYOUT = Layout.of(nn.Linear(2, 1, bias=False))
 
 
@@ -344,7 +344,7 @@ def test_labels_at_clients_mean_of_group_means():
     assert flat(hub.model) == pytest.approx([(a + b) / 2 for a, b in zip(first, second)])
 
 
-# -- 11.1: who gets which model ------------------------------------------------------------------------------------------
+# -- who gets which model ------------------------------------------------------------------------------------------------
 def test_slot_sends_the_model_of_the_group_a_client_is_drawn_into():
     hub = merged(sent(*FOUR), [1, 2, 3, 4], groups=2)
     method = FedRGD(FedRGD.Options(clients=4, labels="server", groups=2), 10)
@@ -377,7 +377,7 @@ def test_history_is_that_of_the_last_round_only():
 
 
 def test_a_group_nobody_of_which_answered_keeps_its_model():
-    """A group is a lineage (11.1): there are S models after every round, and w_avg is the mean of all."""
+    """A group is a lineage: there are S models after every round, and w_avg is the mean of all."""
     method = FedRGD(FedRGD.Options(clients=4, labels="clients", groups=2), 10)
     hub = Hub([1, 2, 3, 4], state(6.0, 2.0))
     method.start(hub)
@@ -424,7 +424,7 @@ def test_settings():
     assert FedRGD.Options(model="resnet18", norm="bn").norm == "bn"
 
 
-def test_defaults_of_the_chapter():
+def test_its_defaults():
     """11.2 (outside presets), 11.3, 11.10."""
     _, o, *_ = prepare(None, {"method": "fedrgd", "labels": "server", "defaults": "paper"})
     assert (o.objective, o.average, o.groups, o.group_assignment, o.group_split, o.group_models) == ("crl", "grouped", "auto", "slot", "balanced", True)

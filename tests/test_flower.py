@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,12 @@ from PIL import Image
 import fallow
 from fallow import UserError
 from fallow.engine.keep import Keep
-from fallow.flower import deployed, share, traffic
+from fallow.flower import deployed, running, share, traffic
 from fallow.flower.exchange import to_records
 from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
 from fallow.flower.nodes import Nodes
 from fallow.flower.records import Records
+from fallow.flower.terms import Terms
 from fallow.methods.state import State
 from fallow.report.reading import payload
 from fallow.runs import Run
@@ -36,7 +39,7 @@ HIDDEN = ("label_accuracy", "label_accuracy_all", "R")  # what only a simulation
 SMALL: dict[str, Any] = {"clients": 3, "active": 3, "method": "fedloke", "norm": "gn", "steps": 1}
 FOUNDING: dict[str, dict[str, Any]] = {
     "fixmatch": {"active": 2},
-    "semifl": {"labels": "server", "sbn": "federated", "active": 2},
+    "semifl": {"labels": "server", "norm": "sbn", "sbn": "federated", "threshold": 0.1, "active": 2},
     "fedrgd": {"labels": "server", "average": "grouped", "groups": 2, "optimizer_state": "travel", "clients": 4, "active": 4},
     "fedloke": {},
     "feddure": {},
@@ -69,6 +72,8 @@ def test_a_deployed_run_has_the_bits_of_the_simulated_one(method: str, tmp_path:
     assert told == []
     assert weights(path) == weights(reference)
     assert told_by_both(path) == told_by_both(reference)
+    assert all(row["clients"] for row in rows(path)) and all(sum(row["bytes_up"].values()) > 100_000 for row in journal(path))
+    assert ("query.ask" in {kind for kind, _ in there.grid.kinds}) == (method in ("semifl", "feddb"))
 
 
 def test_a_method_of_one_s_own_lies_in_each_node_s_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +154,28 @@ def test_too_few_replies_are_asked_for_again_and_then_end_the_run(tmp_path: Path
 
 class Died(BaseException):
     """As by a kill: nobody can do anything about it any more."""
+
+
+def test_of_more_clients_than_a_round_needs_the_first_count(tmp_path: Path) -> None:
+    keys = TINY | SMALL | {"clients": 4, "active": 2}
+    there, told = Deployed(tmp_path / "federation", keys), list[str]()
+    run = there.begin(simulated(tmp_path, **keys), over_select=1)
+    there.go(run, told.append)
+    assert [row["clients"] for row in rows(run)] == [2, 2]
+    assert [len(row["asked"]) for row in journal(run)] == [3, 3] and len(told) == 2 and all("others were sooner" in t for t in told)
+
+
+def test_terms_say_how_many_replies_a_round_needs() -> None:
+    assert [Terms(min_replies=n).least(4) for n in (1, 3, 9, 0.5, 0.6)] == [1, 3, 4, 2, 3]
+    assert Terms.parted({"round_timeout": 5, "lr": 0.1}) == (Terms(round_timeout=5), {"lr": 0.1})
+    with pytest.raises(UserError, match="round_timeout=soon is not allowed"):
+        Terms.parted({"round_timeout": "soon"})
+
+
+def test_the_page_has_the_terms_and_their_defaults() -> None:
+    text = (HERE.parent / "docs" / "deploy.md").read_text()
+    printed = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE))
+    assert printed == {name: f"{field.default:g}" for name, field in Terms.model_fields.items()}
 
 
 def test_a_server_that_dies_goes_on_from_its_checkpoint(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,6 +330,44 @@ def test_settings_that_need_data_of_nodes_are_refused(keys: dict[str, Any], why:
     with pytest.raises(UserError, match=why):
         there.go(run)
     assert json.loads((run / "ended.json").read_text())["ok"] is False
+
+
+class Up:
+    """Stands for a federation that is up: a run that is submitted is carried out at once, in this process."""
+
+    def __init__(self, there: Deployed, status: str):
+        self.there, self.status, self.folder, self.clients, self.processes = there, status, there.root, there.clients, self
+
+    def alive(self, _: str) -> bool:
+        return True
+
+    def submit(self, folder: Path) -> str:
+        with suppress(UserError):
+            self.there.go(folder, lambda _: None)
+        return "7"
+
+    def runs(self, number: str) -> list[dict[str, Any]]:
+        return [{"status": self.status, "status-details": "no more"}]
+
+
+def test_the_command_tells_rounds_and_absences_and_ends_as_the_run_does(tmp_path: Path, reference: Path) -> None:
+    there, told = federation(tmp_path), list[str]()
+    there.grid.fault = in_round(2, 1, "dead")
+    run = running.begin(Up(there, "finished:completed"), str(reference), {"min_replies": 2}, "one")  # type: ignore[arg-type]
+    running.go(Up(there, "finished:completed"), run, told.append)  # type: ignore[arg-type]
+    assert [t.partition("  ")[0] for t in told] == ["round 1", "round 2", "round 2: client 1 is left out: it has gone offline", "round 3"]
+    with pytest.raises(UserError, match="the run ended as finished:failed"):
+        running.go(Up(there, "finished:failed"), running.begin(Up(there, ""), str(reference), {}, "two"), told.append)  # type: ignore[arg-type]
+    there.grid.fault = lambda m: "dead" if m.metadata.message_type == "train" else None
+    run = running.begin(Up(there, "finished:failed"), str(reference), {"round_retries": 0}, "three")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="round 1 has 0 replies"):
+        running.go(Up(there, "finished:failed"), run, told.append)  # type: ignore[arg-type]
+    there.grid.fault = lambda _: None
+    running.with_terms(run, {"round_retries": 2})
+    running.go(Up(there, "finished:completed"), run, told.append)  # type: ignore[arg-type]
+    assert weights(run) == weights(reference)
+    with pytest.raises(UserError, match="lr cannot be changed on resume"):
+        running.with_terms(run, {"lr": 0.1})
 
 
 # -- what travels ------------------------------------------------------------------------------------------------------

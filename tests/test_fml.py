@@ -1,4 +1,4 @@
-"""FML: the worked numbers and invariants of methods chapter 9, and rounds against plain torch."""
+"""FML: the worked numbers and invariants, and rounds against plain torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def equal(a: State, b: State) -> bool:
     return a.groups.keys() == b.groups.keys() and all(torch.equal(a.groups[g], b.groups[g]) for g in a.groups)
 
 
-# -- 9.3: the worked step ------------------------------------------------------------------------------------------------
+# -- the worked step -----------------------------------------------------------------------------------------------------
 class Answers:
     def __init__(self, *logits: Any):
         self.logits = [torch.tensor(z, dtype=torch.float64).requires_grad_() for z in logits]
@@ -77,7 +77,7 @@ def test_worked_step() -> None:
     assert step(filter="entropy", entropy=1e-3).logged == pytest.approx(labels), "nobody is as sure as that"
 
 
-def test_teachers_get_no_gradient_and_the_nets_may_swap() -> None:  # 9.7.3, 4
+def test_teachers_get_no_gradient_and_the_nets_may_swap() -> None:
     bench = step(alpha=0.3, beta=0.3)
     swapped = step(W, THETA, alpha=0.3, beta=0.3)
     assert (bench.logged["loss"], bench.logged["personal_loss"]) == (swapped.logged["personal_loss"], swapped.logged["loss"])
@@ -146,7 +146,7 @@ def test_rounds_equal_plain_torch(views: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_double")
-def test_each_for_itself_is_fedavg(tmp_path: Path) -> None:  # 9.7.1
+def test_each_for_itself_is_fedavg(tmp_path: Path) -> None:
     one = federated(tmp_path / "1", alpha=1.0, beta=1.0, norm="gn")
     other = federated(tmp_path / "2", name="fedavg", norm="gn", lr=0.01, momentum=0.0, nesterov=False, weights="samples")
     for number in range(2):
@@ -156,7 +156,7 @@ def test_each_for_itself_is_fedavg(tmp_path: Path) -> None:  # 9.7.1
 
 
 @pytest.mark.parametrize("start", ["initial", "random"])
-def test_alike_nets_stay_alike_until_the_first_merge(start: str, tmp_path: Path) -> None:  # 9.7.7
+def test_alike_nets_stay_alike_until_the_first_merge(start: str, tmp_path: Path) -> None:
     f = federated(tmp_path, personal_start=start, norm="gn", active=4)
     uploads: dict[int, State] = {}
     merge = f.method.merge

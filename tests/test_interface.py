@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,3 +113,23 @@ def parameters(function: Any) -> list[tuple[str, Any]]:
 def test_a_part_of_a_batch_has_what_the_interface_says() -> None:
     for name in (*interface.BatchPart.__annotations__, "rows"):
         assert getattr(feed.Part(None), name) is None
+
+
+def test_no_signature_of_the_methods_has_any() -> None:
+    """Entries of messages and of the server are `Entry`, which says what they are."""
+    for file in (ROOT / "fallow" / "methods").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs, node.args.vararg, node.args.kwarg)
+                notes = [a.annotation for a in arguments if a] + [node.returns]
+                names = {n.id for note in notes if note for n in ast.walk(note) if isinstance(n, ast.Name)}
+                assert "Any" not in names, f"{file.name}: {node.name}"
+
+
+def test_comments_name_no_page_that_is_not_here() -> None:
+    """A number like (11.2) is of no chapter in the repository; a paper's equations are "Eq. 3"."""
+    number = re.compile(r"\((?:[2-9]|1[0-8])\.[0-9]+(?:\.[0-9]+)*(?:, [0-9.]+)*\)|\bchapter\b|methods\.md|\btrap T")
+    for file in [*(ROOT / "fallow").rglob("*.py"), *(ROOT / "fallow" / "recipes").rglob("*.yaml")]:
+        for line in file.read_text().splitlines():
+            prose = line.partition("#")[2] if "#" in line else line if line.lstrip().startswith('"""') else ""
+            assert not number.search(prose), f"{file}: {line}"

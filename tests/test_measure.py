@@ -1,4 +1,4 @@
-"""The key `measure`: numbers by the chapters or in a second way, and a run that does not notice."""
+"""The key `measure`: numbers worked out or in a second way, and a run that does not notice."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def images(f: Federated, which: Any) -> torch.Tensor:
 
 
 # -- formulas ------------------------------------------------------------------------------------------------------------
-def test_divergences_of_the_chapter() -> None:  # 15.12
+def test_worked_divergences() -> None:
     b = bias([0.9, 0.6, 0.3, 0.2])
     assert b.tolist() == pytest.approx([0.45, 0.30, 0.15, 0.10])
     for other, nats, bits in (((0.5, 0.25, 0.15, 0.10), 0.001796, 0.002591), ((0.7, 0.1, 0.1, 0.1), 0.042375, 0.061135)):

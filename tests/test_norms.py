@@ -87,7 +87,7 @@ def test_batch_leaves_running_statistics_alone_and_running_without_any_is_batch(
     same_state(net, twin)
     assert torch.equal(y, twin(x))
     modes.stats, modes.has_running = "running", known
-    assert torch.equal(net(x), y) != known  # chapter 3a, test 4: eval without running buffers is train mode
+    assert torch.equal(net(x), y) != known  # eval without running buffers is train mode
 
 
 def test_without_tracking_update_is_batch():

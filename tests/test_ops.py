@@ -183,7 +183,7 @@ def test_flip_and_crop_is_pad_and_cut():
                     assert np.array_equal(wide[:, 2 * pad - left :][:, :width][:, ::-1], theirs)
 
 
-# --- worked vectors (2.11) ---
+# --- worked vectors ---
 
 A = np.array([[(200, 100, 50), (10, 20, 30), (255, 0, 128)], [(0, 255, 64), (90, 90, 90), (17, 200, 33)],
               [(120, 130, 140), (5, 250, 7), (66, 77, 88)]], np.uint8)  # fmt: skip

@@ -11,16 +11,17 @@ import fallow
 from fallow.report.published import figures
 from fallow.runs.settings import Cell, Grid, recipe
 
-BUILDING = {"FML", "FedLabel", "FedMatch", "FedMatch-FedDPL", "ProxyFL", "semiFed"}  # rows of methods that are being built: may only ever lose entries
+BUILDING = {"FedLabel"}  # rows of methods that are being built: may only ever lose entries
+ELSEWHERE = {"FedCon", "FedIRM", "Fed-Consist", "Fixed labels"}  # other people's systems that (FL)2's, RSCFed's and CBAFed's tables quote
 TINY: dict[str, Any] = {
     "data": "few-digits", "model": "small-cnn", "image": {"normalise": None}, "clients": 3, "active": None, "rounds": 1, "steps": 1, "epochs": None,
     "batch": 8, "server_batch": None, "server_epochs": None, "server_steps": 1, "partition": "iid", "unlabelled_partition": None,
-    "label_ratio": None, "label_per_class": None, "labelled_clients": None, "device": "cpu", "slots": 1, "strong_views": 1, "schedule": "constant",
+    "label_ratio": None, "label_per_class": None, "labelled_clients": None, "labelled_pick": "random", "warmup_rounds": 0, "device": "cpu", "slots": 1, "strong_views": 1, "schedule": "constant",
 }  # fmt: skip
 FOREIGN = {  # systems of papers with code of their own, and where their own figures are printed
     "FedMatch": "", "FML": "", "semiFed": "", "HeteroFL": "", "EASGD": "", "OverlapSGD": "", "DataSharing": "", "Pi-Model": "", "Pseudo-Labeling": "",
     "Mean Teacher": "", "MixMatch": "", "ReMixMatch": "", "UDA": "", "FixMatch": "", "SemiFL": "semifl", "FedRGD": "fedrgd", "FedLoKe": "fedloke",
-    "FedDure": "feddure", "FedDB": "feddb",
+    "FedDure": "feddure", "FedDB": "feddb", "RSCFed": "rscfed",
 }  # fmt: skip
 
 
@@ -41,10 +42,10 @@ NAMES = sorted({f.method for f in figures()})
 
 def test_the_list_of_those_being_built_is_no_longer_than_it_must_be() -> None:
     waiting = {name for name in NAMES if all(grid.missing(name) for _, grid, _ in places(name))}
-    assert waiting == BUILDING
+    assert waiting == BUILDING | ELSEWHERE
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in BUILDING])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in BUILDING | ELSEWHERE])
 def test_a_round_of_every_published_method(name: str, tmp_path: Path) -> None:
     """The row's settings with small data, a small net and little work."""
     _, grid, cell = next((table, grid, cell) for table, grid, cell in places(name) if not grid.missing(name))

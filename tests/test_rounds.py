@@ -1,4 +1,4 @@
-"""Rounds against a second computation in plain numpy, and the worked numbers of the methods chapters 6, 11.2 and 13.2."""
+"""Rounds against a second computation in plain numpy, and worked numbers."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_rounds_by_hand(case: str, tmp_path: Path) -> None:
     assert max(abs(by_hand.model[n] - first[n]).max() for n in first) > 1e-3
 
 
-# -- 6.4 to 6.6: the worked numbers --------------------------------------------------------------------------------------
+# -- the worked numbers --------------------------------------------------------------------------------------------------
 X = torch.tensor([[1, 0, -1], [0.2, 0.1, 0]], dtype=torch.float64)
 Y = torch.tensor([0, 2])
 WEAK = torch.tensor([[3, 0, -1], [0.5, 0.4, 0], [0, 2.5, 0], [-1, -1, 4]], dtype=torch.float64)
@@ -230,7 +230,7 @@ def a_method(name: str, **keys: Any) -> Any:
     return method(options, 3)
 
 
-def test_losses_of_fixmatch() -> None:  # 6.5
+def test_losses_of_fixmatch() -> None:
     near(losses.cross_entropy(X, Y), 0.8047744063368122)
     near(WEAK.softmax(1).max(1).values, [0.9362395518765058, 0.398189341044936, 0.85898107867759, 0.986703291042268])
     for threshold, over_all, selected in ((0.8, 0.46773814424498517, 0.6236508589933135), (0.95, 0.15103265133418206, 0.6041306053367282)):
@@ -245,7 +245,7 @@ def test_losses_of_fixmatch() -> None:  # 6.5
     assert a_method("fixmatch", threshold=0.0).target(torch.tensor([[2.0, 2.0, 0.0]]))[0].item() == 0  # ties: the lowest
 
 
-def test_losses_of_uda() -> None:  # 6.6
+def test_losses_of_uda() -> None:
     method = a_method("uda")
     target, sure = method.target(WEAK)
     assert sure.tolist() == [True, False, True, True]
@@ -255,7 +255,7 @@ def test_losses_of_uda() -> None:  # 6.6
     near(losses.masked_mean(losses.ce(STRONG, target), sure), 0.4687338839563546)
 
 
-def test_training_signal_annealing() -> None:  # 6.6
+def test_training_signal_annealing() -> None:
     for share, linear, exp, log in (
         (0.25, 0.325, 0.12116597127040821, 0.7421456828258288),
         (0.5, 0.55, 0.17387649876150893, 0.9261235012384911),
@@ -270,7 +270,7 @@ def test_training_signal_annealing() -> None:  # 6.6
         near(method.labelled_loss(X, Batch({"x": Part({"y": Y})}, {"eta": torch.tensor(eta, dtype=torch.float64)})), loss)
 
 
-def test_kl_and_soft_cross_entropy_pull_alike() -> None:  # 6.15.5
+def test_kl_and_soft_cross_entropy_pull_alike() -> None:
     z = STRONG.clone().requires_grad_()
     target = (WEAK / 0.4).softmax(1)
     one, other = (torch.autograd.grad(f(z), z)[0] for f in (lambda z: losses.kl(target, z).sum(), lambda z: losses.ce(z, target).sum()))
@@ -320,7 +320,7 @@ def now(slot: Slot) -> tuple[torch.Tensor, torch.Tensor]:
     return state["last.weight"], state["last.bias"]
 
 
-def test_one_step_of_fixmatch(tmp_path: Path) -> None:  # 6.5
+def test_one_step_of_fixmatch(tmp_path: Path) -> None:
     slot = one_step(tmp_path, "fixmatch", threshold=0.8)
     near(slot.loss, 0.8345222734705366 + 0.11649419091370276, 1e-6)
     weight, bias = now(slot)
@@ -331,7 +331,7 @@ def test_one_step_of_fixmatch(tmp_path: Path) -> None:  # 6.5
     assert judged[2:6] == [2, 1, 3, 1]  # one of the two right, and one of all three
 
 
-def test_one_step_with_a_pull(tmp_path: Path) -> None:  # 6.4, 6.5
+def test_one_step_with_a_pull(tmp_path: Path) -> None:
     to = [[0.7, -0.4], [-0.2, 0.5], [0.1, 0.3]], [0.0, 0.1, 0.0]
     weight, bias = now(one_step(tmp_path, "fixmatch", threshold=0.8, prox=0.1, pulled_to=to))
     near(weight, [[0.82986716751645, -0.41452272976767585], [-0.22940323904178322, 0.5908286771843613], [0.09853607152533331, 0.32269405258331446]], 1e-6)  # fmt: skip
@@ -344,7 +344,7 @@ def test_one_step_over_the_selected(tmp_path: Path) -> None:
     near(now(slot)[0][0, 0], 0.8347094253016532, 1e-6)
 
 
-def test_one_step_of_uda(tmp_path: Path) -> None:  # 6.5
+def test_one_step_of_uda(tmp_path: Path) -> None:
     slot = one_step(tmp_path, "uda")
     near(slot.loss, 0.8345222734705366 + 0.08855403867689615, 1e-6)
     weight, bias = now(slot)
@@ -352,7 +352,7 @@ def test_one_step_of_uda(tmp_path: Path) -> None:  # 6.5
     near(bias, [0.01761438321099569, -0.028149113745727157, 0.010534730534731477], 1e-6)
 
 
-def test_an_empty_step(tmp_path: Path) -> None:  # 6.5
+def test_an_empty_step(tmp_path: Path) -> None:
     """No labels and nothing accepted: the step is skipped, momentum and weight decay too, or taken."""
     keys = {"x": False, "threshold": 2.0, "weight_decay": 0.5, "momentum": 0.9}
     skipped = one_step(tmp_path, "fixmatch", **keys)
@@ -364,7 +364,7 @@ def test_an_empty_step(tmp_path: Path) -> None:  # 6.5
 
 
 @pytest.mark.parametrize("name", ["fixmatch", "uda"])
-def test_no_gradient_through_the_weak_view(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # 6.15.6
+def test_no_gradient_through_the_weak_view(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weak, strong = US["weak"].clone().requires_grad_(), US["strong"].clone().requires_grad_()
     monkeypatch.setitem(US, "weak", weak)
     monkeypatch.setitem(US, "strong", strong)
@@ -374,7 +374,7 @@ def test_no_gradient_through_the_weak_view(name: str, tmp_path: Path, monkeypatc
     assert taught is not None and taught.any()
 
 
-def test_argmax_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # 6.15.4
+def test_argmax_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(US, "strong", US["weak"])
     slot = one_step(tmp_path, "fixmatch", x=False, threshold=0.0)
     z = (US["weak"] @ W0.T).double()
@@ -382,7 +382,7 @@ def test_argmax_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # -- optimisers ----------------------------------------------------------------------------------------------------------
-def test_the_pull_of_fedprox() -> None:  # 6.4
+def test_the_pull_of_fedprox() -> None:
     w, reference, g = torch.tensor([0.5, -1.5]), torch.tensor([0.5, -1.5]), torch.tensor([0.2, 0.4])
     near(g + 0.1 * (torch.tensor([1.0, -2.0]) - reference), [0.25, 0.35], 1e-7)
     sgd = Optimizer(Config(momentum=0.9, nesterov=False), w)
@@ -410,7 +410,7 @@ def test_the_pull_in_a_slot(tmp_path: Path) -> None:
             near(found, [wanted[k] if wanted else w], 1e-6)
 
 
-def test_sgd_of_semifl_and_fedrgd() -> None:  # 13.2, 11.2
+def test_sgd_of_semifl_and_fedrgd() -> None:
     w, sgd = torch.tensor([1.0, -2.0]), None
     sgd = Optimizer(Config(weight_decay=5e-4), w)
     for g, weight, buffer in (([3.0, 4.0], [0.9657715, -2.0455430], [0.6005, 0.7990]), ([0.3, 0.4], [0.9340518, -2.0877004], [0.8409328, 1.1180770])):
@@ -458,7 +458,7 @@ def test_a_step_that_is_left_out(kind: str) -> None:
     assert not torch.equal(before[0], w)
 
 
-# -- 6.9: the server among the updates -----------------------------------------------------------------------------------
+# -- the server among the updates ----------------------------------------------------------------------------------------
 def scalar(x: float) -> State:
     net = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(net.weight, x)

@@ -167,7 +167,7 @@ def test_columns() -> None:
         column("lam", [0.5, 0.5], 3)
 
 
-def test_matched_batches() -> None:  # 6.7, 14.2.7
+def test_matched_batches() -> None:
     assert matched(55, 545, 10) == (6, 91) and matched(3, 100, 10) == (1, 100)
     assert matched(20, 480, 10, floor=True) == (4, 120) and matched(50, 450, 10, floor=True) == (5, 90)
     assert matched(20, 2000, 10, floor=True) == (4, 125)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: every number that the methods chapters give (6.11, 11.2, 13.4, 15.3.3)."""
+"""Learning-rate schedules: worked numbers of every kind."""
 
 import math
 

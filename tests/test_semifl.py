@@ -1,4 +1,4 @@
-"""SemiFL against the worked numbers and invariants of methods chapter 13, and static batch norm (13.6)."""
+"""SemiFL against the worked numbers and invariants, and static batch norm."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def numbered(x: float) -> State:
     return State.of(net)
 
 
-# -- 13.2 and 13.4: optimisers and schedule -----------------------------------------------------------------------------
+# -- optimisers and schedule --------------------------------------------------------------------------------------------
 def test_local_step() -> None:
     o = SimpleNamespace(optimizer="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4)
     w = torch.tensor([1.0, -2.0])
@@ -165,7 +165,7 @@ def test_cosine() -> None:
     assert 0.03 * Schedule.parse("cosine,horizon=800").factor(99, 0, 5, 100) == pytest.approx(lr[99])
 
 
-# -- 13.3: the client's step ---------------------------------------------------------------------------------------------
+# -- the client's step ---------------------------------------------------------------------------------------------------
 class Stub:
     """A slot whose net answers with given logits."""
 
@@ -478,7 +478,7 @@ def test_how_much_a_client_has_does_not_matter(tmp_path: Path) -> None:
     assert len(updates) == 4 and torch.allclose(parameters(f).double(), want, atol=1e-7)
 
 
-def test_defaults_of_the_chapter() -> None:
+def test_its_defaults() -> None:
     """The table before 13.1, as far as a method sets it; recipes set the rest."""
     _, o = resolve({}, {"method": "semifl", "labels": "server"})
     assert (o.threshold, o.mixup, o.mix_weight, o.mix_resample, o.mix_augment) == (0.95, 0.75, 1.0, "per-access", "before")
@@ -572,7 +572,7 @@ def test_labeller_of_other_methods(tmp_path: Path, keys: dict[str, Any]) -> None
     assert ("labeller" in f.keep.read(0)) == (keys.get("labeller") == "local-ema")
 
 
-# -- 13.6: static batch norm ---------------------------------------------------------------------------------------------
+# -- static batch norm ---------------------------------------------------------------------------------------------------
 def one_norm() -> NetHandle:
     return NetHandle(nn.Sequential(nn.BatchNorm1d(1)), CPU, STATIC)
 

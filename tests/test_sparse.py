@@ -47,7 +47,7 @@ def test_bytes_are_those_that_are_made_and_arrive(share: float) -> None:
         assert len(data) == 5 * len(new.tensors())
 
 
-def test_the_chapters_count() -> None:  # 7.8: psi 4 of 6, sigma 6 of 6
+def test_the_worked_count() -> None:  # psi 4 of 6, sigma 6 of 6
     old = State.of(nn.Linear(2, 3, bias=False))
     new = old.clone()
     new["weight"].view(-1)[:4] += 1

@@ -115,7 +115,7 @@ def test_roles_draw_independently():
 
 
 def numpy_weak(image: np.ndarray, key: torch.Tensor, base: int, pad: int, flip: bool) -> np.ndarray:
-    """Flip, reflect-pad and cut as the chapter says, from the lanes of the sample."""
+    """Flip, reflect-pad and cut, from the lanes of the sample."""
     if flip and int(draws.integers(key, base + FLIP, 2)):
         image = image[:, ::-1]
     wide = np.pad(image, [(pad, pad), (pad, pad), (0, 0)], mode="reflect")
@@ -225,13 +225,13 @@ def test_ra_mc_is_pillows(size, channels, count):
         assert np.array_equal(view, pillow_ra_mc(image, key, True))
 
 
-def test_ra_mc_translations_of_the_chapter():
+def test_ra_mc_translations_worked_numbers():
     listed = {32: [0, 1, 2, 3, 4, 5, 6, 7, 8], 28: [0, 1, 2, 3, 4, 5, 5, 6, 7], 64: [1, 3, 5, 7, 9, 11, 13, 15, 17],
               96: [2, 5, 8, 11, 14, 17, 20, 23, 25], 8: [0, 0, 0, 0, 1, 1, 1, 1, 2]}  # fmt: skip
     assert {size: list(RandAugment("ra-mc", size, 3).pool["TranslateX"][0]) for size in listed} == listed
 
 
-def test_pools_of_the_chapter():
+def test_pools_worked_numbers():
     pool = {name: RandAugment(name, 32, 3).pool for name in STRONG}
     assert {name: len(p) for name, p in pool.items()} == {
         "ra-mc": 14, "ra-semifl": 15, "ra-semifl-scaled": 15, "ra-torchvision": 14, "ra-torchvision-tensor": 14,

@@ -47,6 +47,7 @@ class Spec:
     labelled_as_unlabelled: bool | str = False  # or alias: what lies at their places in the unlabelled pool
     unlabelled_ratio: float = 1.0
     labelled_clients: float | None = None  # for labels=some: a count, or a fraction below 1; default 0.5
+    labelled_pick: str = "random"  # random | cover
     clients: int | None = None  # default 10; natural clients count themselves
     partition: str = "iid"
     unlabelled_partition: str | None = None
@@ -163,8 +164,8 @@ def client_order(job: Job, partition: Partition, who: Ints) -> Ints:
     return who[np.argsort(block[who])]
 
 
-def labelled_clients(job: Job, clients: int) -> Ints:
-    """Who may hold labels: everyone, or for labels=some as many as wanted, drawn."""
+def labelled_clients(job: Job, clients: int, parts: list[Ints] | None = None) -> Ints:
+    """Who may hold labels: everyone, or for labels=some as many as wanted, drawn, or chosen by what they hold."""
     if job.spec.labels != "some":
         return np.arange(clients)
     wanted = 0.5 if job.spec.labelled_clients is None else job.spec.labelled_clients
@@ -172,7 +173,19 @@ def labelled_clients(job: Job, clients: int) -> Ints:
     if (count != wanted and wanted >= 1) or not 1 <= count <= clients:
         cause = f"labelled_clients={wanted:g} of {clients} clients"
         raise PartitionError("bad_labelled_clients", cause, f"use a count from 1 to {clients}, or a fraction below 1")
+    if job.spec.labelled_pick == "cover":
+        if parts is None:
+            cause = "labelled_pick=cover goes by what clients hold, but labelled samples are chosen before they are shared out"
+            raise PartitionError("bad_labelled_clients", cause, "use label_ratio, which makes one split")
+        return np.sort(covering(job.labels, job.classes, parts)[:count])
     return np.sort(job.rng(CLIENTS, 1).permutation(clients)[:count])
+
+
+def covering(labels: Ints, classes: int, parts: list[Ints]) -> Ints:
+    """Clients in order: those that hold every class first, then by how near their size is to the mean, then by id."""
+    lacks = [len(np.unique(labels[part][labels[part] >= 0])) < classes for part in parts]
+    sizes = np.array([len(part) for part in parts])
+    return np.lexsort((np.abs(sizes - sizes.mean()), lacks))
 
 
 def server_draft(job: Job) -> Draft:
@@ -256,7 +269,7 @@ def one_split_draft(job: Job) -> Draft:
 def joint_draft(job: Job, parts: list[Ints], keep_order: bool) -> Draft:
     """Each client's samples are given; which of them are labelled is chosen at the client (`tie: joint`, natural)."""
     draft = Draft([], [], [], EMPTY)
-    who = set(labelled_clients(job, len(parts)).tolist())
+    who = set(labelled_clients(job, len(parts), parts).tolist())
     if job.rule.given and job.spec.labelled_clients is None:
         who = set(range(len(parts)))
     pool = np.sort(np.concatenate([part for i, part in enumerate(parts) if i in who]))

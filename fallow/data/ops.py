@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -263,6 +264,16 @@ def flip_crop(x: Tensor, flip: Tensor, top: Tensor, left: Tensor, pad: int, zero
         ((line >= 0) & (line < size)).view(torch.uint8) * 255 for line, size in ((rows, height), (columns, width))
     )
     return moved.bitwise_and_((keep_rows[:, :, None] & keep_columns[:, None, :])[:, None])
+
+
+def resize_crop(x: Tensor, flip: Tensor, top: Tensor, left: Tensor, more: int) -> Tensor:
+    """Images made larger by `more` pixels, bilinearly (Pillow's differs by 1 at most), mirrored where `flip` is 1, cut at (top, left)."""
+    batch, channels, height, width = x.shape
+    large = F.interpolate(x.float(), size=(height + more, width + more), mode="bilinear", align_corners=False).round_().to(torch.uint8)
+    rows, columns = top[:, None] + torch.arange(height, device=x.device), left[:, None] + torch.arange(width, device=x.device)
+    columns = columns + flip[:, None] * (width + more - 1 - 2 * columns)
+    source = (rows[:, :, None] * (width + more) + columns[:, None, :]).view(batch, 1, -1)
+    return large.flatten(2).gather(2, source.expand(-1, channels, -1)).view(x.shape)
 
 
 # --- torchvision's tensor arithmetic where it differs from Pillow's ---

@@ -86,6 +86,7 @@ def check_words(spec: Spec) -> None:
         ("labels", spec.labels, SCENARIOS),
         ("label_balance", spec.label_balance or "balanced", ("balanced", "random")),
         ("label_pick", spec.label_pick, ("random", "first")),
+        ("labelled_pick", spec.labelled_pick, ("random", "cover")),
     ):
         if value not in words:
             raise PartitionError("bad_option", f"{key}={value} is not known", suggest(value, words))

@@ -213,7 +213,7 @@ STRONG: dict[str, Variant] = {
     "ra-usb": Variant(3, _usb, continuous=True, cutout="random", colour=(125, 123, 114)),
     "ra-fixmatch": Variant(2, _fixmatch, apply=0.5, fill=127, rotate_fill=127, cutout="clipped"),
 }
-VIEWS: tuple[str, ...] = ("plain", "weak", "weak-zero-cutout", *STRONG)
+VIEWS: tuple[str, ...] = ("plain", "weak", "weak-resize", "weak-zero-cutout", *STRONG)
 
 
 def view_names() -> list[str]:
@@ -379,6 +379,10 @@ class Views:
             return images, None
         if name in STRONG:
             return self._strong(self._policies[name], images, keys, base), None
+        if name == "weak-resize":
+            more = self.size // 4
+            flip, top, left = self._placed(images, keys, base, more)
+            return ops.resize_crop(images, flip, top, left, more), None
         zero = name == "weak-zero-cutout"
         view = self._flip_crop(images, keys, base, zero)
         if not zero or self.cutout is None:
@@ -396,10 +400,14 @@ class Views:
 
     def _flip_crop(self, images: Tensor, keys: Tensor, base: int, zero: bool = False) -> Tensor:
         pad = int(0.125 * self.size)
-        top, left = (draws.integers(keys, base + n, 2 * pad + 1) for n in (TOP, LEFT))
-        flip = draws.integers(keys, base + FLIP, 2) if self.flip else torch.zeros_like(top)
-        flip, top, left = _to(torch.stack((flip, top, left)), images.device)
+        flip, top, left = self._placed(images, keys, base, 2 * pad)
         return ops.flip_crop(images, flip, top, left, pad, zero)
+
+    def _placed(self, images: Tensor, keys: Tensor, base: int, most: int) -> Tensor:
+        """Of each image whether it is mirrored, and where a crop begins, from 0 to `most`."""
+        top, left = (draws.integers(keys, base + n, most + 1) for n in (TOP, LEFT))
+        flip = draws.integers(keys, base + FLIP, 2) if self.flip else torch.zeros_like(top)
+        return _to(torch.stack((flip, top, left)), images.device)
 
 
 # --- normalisation ---

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
 from fallow.data.views import Views, normalisation
-from fallow.engine.nets import NetHandle
+from fallow.engine.nets import NetHandle, head_of
 from fallow.engine.policies import policy_of
 from fallow.methods.base import AnyMethod, Net, Value
 from fallow.methods.state import Layout, State
@@ -89,9 +90,15 @@ class Kit:
 
     def _build(self, spec: Net) -> nn.Module:
         if spec.make is not None:
-            return spec.make(self.classes)
+            return spec.make(self.classes, model=self._build(Net())) if spec.fits else spec.make(self.classes)
         o = self.options
         return models.build(o.model, self.classes, self.declared.channels, norm=o.norm, size=self.declared.size)
+
+    @cached_property
+    def head(self) -> str:
+        """The name of the weight of the model's last layer."""
+        with self._building, torch.random.fork_rng(devices=[]):
+            return head_of(self._build(Net()))
 
     def net(self, spec: Net | None = None) -> NetHandle:
         """A net of its own, uninitialised (the weights of torch's generator, which nothing depends on)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
@@ -21,8 +22,8 @@ Rows = Sequence[Tensor | None]
 VARIANTS = 64  # of passes (shapes, parts, statistics) that are compiled; torch would stop at 8
 
 
-def forward(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor) -> Tensor:
-    return module(x) if weights is None else torch.func.functional_call(module, weights, (x,))
+def forward(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor, **how: bool) -> Any:
+    return module(x, **how) if weights is None else torch.func.functional_call(module, weights, (x,), how)
 
 
 @cache
@@ -118,12 +119,27 @@ class NetHandle:
         parts: tuple[int, ...] | None = None,
     ) -> Tensor:
         """Logits, float32. Every call is a batch of its own for batch norm; `stats`: update, batch or running."""
+        return self._call(x, weights, stats, rows, parts).float()
+
+    def with_features(self, x: Tensor, stats: str = "update", rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits, and the features before the last layer, of one call."""
+        if "features" not in inspect.signature(self.module.forward).parameters:
+            kind = type(self.module).__name__
+            raise UserError(f"the method wants the features that {kind} makes its logits of", f"give {kind} a forward(x, features=False) that returns both if asked")
+        z, h = self._call(x, stats=stats, rows=rows, features=True)
+        return z.float(), h.float()
+
+    def _call(
+        self, x: Tensor, weights: Mapping[str, Tensor] | None = None, stats: str = "update", rows: Tensor | None = None,
+        parts: tuple[int, ...] | None = None, **how: bool,
+    ) -> Any:  # fmt: skip
         self.modes.stats, self.modes.rows, self.modes.parts = stats, rows, parts  # type: ignore[assignment]
         self._train(stats != "running")
         with self._autocast() if self._autocast else nullcontext():
-            call = compiled if self.compile and weights is None else forward
-            z = call(self.module, self._weights_for_call() if weights is None else dict(weights), x)
-        return z.float()
+            given = self._weights_for_call() if weights is None else dict(weights)
+            if self.compile and weights is None and not how:
+                return compiled(self.module, given, x)
+            return forward(self.module, given, x, **how)
 
     def _train(self, wanted: bool) -> None:
         """For layers of one's own that ask `self.training`; those adopted ask `modes`. Set for whole nets, by any thread."""
@@ -151,24 +167,29 @@ class NetHandle:
         """One call on the concatenation; an absent part stays None. `rows` has a mask, or None, per part."""
         return self._joined(parts, stats, rows, apart=False)
 
+    def together_with_features(self, *parts: Tensor | None, stats: str = "update", rows: Rows = ()) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """The same: logits, and the features that they were made of."""
+        z, h = self.with_features(torch.cat([p for p in parts if p is not None]), stats, _mask(parts, rows))
+        return _split(z, parts), _split(h, parts)
+
     def apart(self, *parts: Tensor | None, stats: str = "update", rows: Rows = ()) -> list[Tensor | None]:
         """The same, but each part is a batch of its own for batch norm."""
         return self._joined(parts, stats, rows, apart=True)
 
     def _joined(self, parts: Sequence[Tensor | None], stats: str, rows: Rows, apart: bool) -> list[Tensor | None]:
         present = [p for p in parts if p is not None]
-        sizes = tuple(len(p) for p in present)
-        mask = None
-        if any(r is not None for r in rows):
-            kept = [(p, r) for p, r in zip(parts, rows) if p is not None]
-            mask = torch.cat([torch.ones(len(p), dtype=torch.bool, device=p.device) if r is None else r for p, r in kept])
-        out = iter(self(torch.cat(present), stats=stats, parts=sizes if apart else None, rows=mask).split(list(sizes)))
-        return [None if p is None else next(out) for p in parts]
+        sizes = tuple(len(p) for p in present) if apart else None
+        return _split(self(torch.cat(present), stats=stats, parts=sizes, rows=_mask(parts, rows)), parts)
 
     # -- weights -----------------------------------------------------------------------------------------------------
     @property
     def weights(self) -> dict[str, Tensor]:
         return dict(self.module.named_parameters())
+
+    @property
+    def head(self) -> str:
+        """The name of the last layer's weight."""
+        return head_of(self.module)
 
     @property
     def state(self) -> State:
@@ -183,7 +204,7 @@ class NetHandle:
         self.touched()
 
     @torch.no_grad()
-    def follow(self, other: NetHandle, decay: float) -> None:
+    def follow(self, other: NetHandle, decay: float | Tensor) -> None:
         """EMA: self <- decay * self + (1 - decay) * other; statistics are copied."""
         for group, mine in self.flat.groups.items():
             theirs = other.flat.groups[group]
@@ -222,6 +243,20 @@ class NetHandle:
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
+def _mask(parts: Sequence[Tensor | None], rows: Rows) -> Tensor | None:
+    """The masks of the parts that are there as one; None if none has any."""
+    if all(r is None for r in rows):
+        return None
+    kept = [(p, r) for p, r in zip(parts, rows) if p is not None]
+    return torch.cat([torch.ones(len(p), dtype=torch.bool, device=p.device) if r is None else r for p, r in kept])
+
+
+def _split(whole: Tensor, parts: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """What was made of the concatenation, part by part."""
+    out = iter(whole.split([len(p) for p in parts if p is not None]))
+    return [None if p is None else next(out) for p in parts]
+
+
 def _flat(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
     """Gradients one behind the other, gaps and missing ones filled from one tensor of zeros."""
     first = next((g for g in grads if g is not None), like[0])
@@ -236,6 +271,15 @@ def _flat(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
             pieces.append(zeros[:gap].to(g.dtype))
     mixed = len({x.dtype for x in pieces}) > 1
     return torch.cat([x.float() for x in pieces] if mixed else pieces)
+
+
+def head_of(module: nn.Module) -> str:
+    """The name of the weight of a model's last layer, which it calls `head`."""
+    weight = getattr(getattr(module, "head", None), "weight", None)
+    found = next((name for name, p in module.named_parameters() if p is weight), None)
+    if found is None:
+        raise UserError(f"{type(module).__name__} has no layer called head", "name its last linear layer so")
+    return found
 
 
 def _places(module: nn.Module) -> Any:

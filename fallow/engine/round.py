@@ -79,7 +79,7 @@ class Federated:
         self.seconds, server.logs, server.pool.new, tally, self._tested, self._verdicts = {}, {}, {}, Tally(), None, []
         self.kit.finished = 0
         self.validation.forget()
-        server.draw(number)
+        server.draw(number, self._warming() if number < self.o.warmup_rounds else None)
         last = number + 1 == self.o.rounds
         if turn.startswith("before"):
             self._turn(tally)
@@ -117,6 +117,13 @@ class Federated:
         self.validation.settle()
         self.whole = True
         return row
+
+    def _warming(self) -> set[int]:
+        """Who trains before the others: the clients with labels; none where the server has them."""
+        labelled = {i for i, client in enumerate(self.simulation.federation.clients) if len(client.labelled)}
+        if self.o.labels == "some" and not labelled:
+            raise UserError("warmup_rounds asks for the clients with labels, and of clients on nodes nobody knows", "use warmup_rounds=0")
+        return set(range(self.o.clients)) if self.o.labels in ("clients", "all") else labelled
 
     def _requests(self) -> list[Request]:
         """What each of the round's clients is sent."""
@@ -192,7 +199,7 @@ class Federated:
         """Updates in order of party id, the server's first, with their weights."""
         server, updates = self.server, Updates()
         if self._travelling:  # a client that made no step, or did not reply, leaves what its place has
-            before = server.entries.get("optimizers", [{}] * len(server.active))
+            before = [*server.entries.get("optimizers", ()), *({} for _ in server.active)][: len(server.active)]
             found = [{} if r is None else r.optimizers for r in replies]
             server["optimizers"] = [new or old for new, old in zip(found, before, strict=True)]
         clients = sorted((r for r in replies if r is not None), key=lambda r: r.party)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import numpy as np
@@ -78,12 +78,22 @@ class Server:
     def model(self) -> State:
         return self.entries["model"]
 
-    def draw(self, round: int) -> None:
-        """This round's clients, in the order drawn: the first of a permutation of all."""
+    def initial(self, name: str = "model") -> State:
+        """A held net's first weights."""
+        return self.kit.initial(name)
+
+    @property
+    def head(self) -> str:
+        """The name of the weight of the model's last layer."""
+        return self.kit.head
+
+    def draw(self, round: int, among: Container[int] | None = None) -> None:
+        """This round's clients, in the order drawn: the first of a permutation of all, or of those `among` which they are to be."""
         self.round = round
         o = self.options
         count = min(o.clients, o.active_count + self.more)
-        self.active = draws.first(draws.key(o.seed_of("active"), "active", round), o.clients, count).tolist()
+        order = draws.first(draws.key(o.seed_of("active"), "active", round), o.clients, count if among is None else o.clients)
+        self.active = [c for c in order.tolist() if among is None or c in among][:count]
 
     def rng(self, stream: str) -> np.random.Generator:
         return draws.rng(self.kit.key("server", self.round, stream))

@@ -14,6 +14,7 @@ from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.replay import Pool
+from fallow.engine.strict import relaxed
 from fallow.errors import UserError
 from fallow.measure.scores import EACH_TEST
 from fallow.methods.base import Net, Value
@@ -64,7 +65,8 @@ class Slot:
     def scratch(self, state: State) -> NetHandle:
         """A net for inference with given weights."""
         if self._scratch is None:
-            self._scratch = self.kit.net()
+            with relaxed():  # the weights that a module is made with are drawn, and then written over
+                self._scratch = self.kit.net()
         self._scratch.load(state)
         return self._scratch
 
@@ -82,9 +84,9 @@ class Slot:
             self._apply(net, grads[start : start + len(own)], when)
             start += len(own)
 
-    def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False) -> dict[str, Tensor]:
-        """The gradient by name, a graph on request (virtual steps)."""
-        grads = torch.autograd.grad(loss, net.leaves, create_graph=create_graph, allow_unused=True)
+    def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False, retain: bool = False) -> dict[str, Tensor]:
+        """The gradient by name; on request with a graph of its own (virtual steps), or keeping the loss's."""
+        grads = torch.autograd.grad(loss, net.leaves, create_graph=create_graph, retain_graph=retain or create_graph, allow_unused=True)
         return dict(zip(net.names, net.combine(grads)))
 
     def accumulate(self, losses: Iterable[Tensor], net: NetHandle) -> Tensor:

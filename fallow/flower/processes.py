@@ -63,6 +63,26 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def end(tops: Sequence[int], grace: float, reap: Callable[[], object]) -> None:
+    """Asks processes to end, then all that they have started, then kills those who are left. `reap` waits for one's own children."""
+    family = {pid: started(pid) for top in tops for pid in [top, *descendants(top)]}
+
+    def left() -> list[int]:
+        return [pid for pid, since in family.items() if since is not None and started(pid) == since]
+
+    for sent, targets, patience in ((signal.SIGTERM, list(tops), grace), (signal.SIGTERM, list(family), 6.0), (signal.SIGKILL, list(family), 5.0)):
+        for pid in targets:
+            if pid in left():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, sent)
+        until = time.monotonic() + patience
+        while left() and time.monotonic() < until:
+            reap()
+            time.sleep(0.1)
+        if not left():
+            return
+
+
 class Processes:
     """Those of one folder, by name; another process may end them."""
 
@@ -115,28 +135,14 @@ class Processes:
     def stop(self, *names: str, grace: float = 12.0) -> None:
         """Asks them to end, with all that they started, side by side; who does not is killed."""
         noted = self.noted()
-        ours = {name: noted[name] for name in names if name in noted}
-        family = {pid: started(pid) for top, _ in ours.values() for pid in [top, *descendants(top)]}
-        tops = [pid for pid, _ in ours.values()]
-        for sent, targets, patience in (
-            (signal.SIGTERM, tops, grace), (signal.SIGTERM, list(family), 6.0), (signal.SIGKILL, list(family), 5.0)
-        ):  # fmt: skip
-            for pid in targets:
-                if started(pid) is not None and started(pid) == family[pid]:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, sent)
-            until = time.monotonic() + patience
-            while time.monotonic() < until and self._left(family):
-                for name in ours:
-                    self._reap(name, 0.0)
-                time.sleep(0.1)
-            if not self._left(family):
-                break
-        self._note(self.noted())
+        ours = [name for name in names if name in noted]
 
-    @staticmethod
-    def _left(family: Mapping[int, str | None]) -> list[int]:
-        return [pid for pid, since in family.items() if since is not None and started(pid) == since]
+        def reap() -> None:
+            for name in ours:
+                self._reap(name, 0.0)
+
+        end([noted[name][0] for name in ours], grace, reap)
+        self._note(self.noted())
 
     def _reap(self, name: str, patience: float) -> None:
         """One's own children stay in the table until they are waited for."""

@@ -48,29 +48,30 @@ def go(fed: Federation, folder: Path, tell: Callable[[str], None]) -> None:
     from fallow.progress import words
 
     journal = folder / JOURNAL
-    seen = len(journal.read_text().splitlines()) if journal.exists() else 0
+    seen, done = len(journal.read_text().splitlines()) if journal.exists() else 0, RunFolder(folder).committed()
     number = fed.submit(folder)
 
     def row(new: dict[str, Any]) -> None:
         nonlocal seen
         tell(f"round {new['round']}  {words(new)}")
-        for line in journal.read_text().splitlines()[seen:]:
+        for line in map(json.loads, journal.read_text().splitlines()[seen:]):
+            if line["round"] > new["round"]:
+                break
             seen += 1
-            for client, why in json.loads(line)["absent"].items():
-                tell(f"round {new['round']}: client {client} is left out: {why}")
+            for client, why in line["absent"].items():
+                tell(f"round {line['round']}: client {client} is left out: {why}")
 
     try:
-        follow(fed, folder, number, row)
+        follow(fed, folder, number, row, done)
     except KeyboardInterrupt:
         fed.flwr("stop", number, "fed")
         tell(f"stopped; go on with: fallow federation run {fed.folder} --resume {folder.name}")
         raise
 
 
-def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, Any]], None]) -> None:
-    """Until the run has ended; a UserError where it has not ended well."""
+def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, Any]], None], seen: int = 0) -> None:
+    """Until the run has ended, with each row after the first `seen` ones; a UserError where it has not ended well."""
     run, asked, tries = RunFolder(folder), time.monotonic(), 0
-    seen = run.committed()
     while True:
         rows = run.rows() if run.metrics.exists() else []
         for new in rows[seen:]:

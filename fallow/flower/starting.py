@@ -9,11 +9,12 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from fallow.errors import UserError
 from fallow.flower import share
-from fallow.flower.processes import BIN, environment, free_port
+from fallow.flower.processes import BIN, end, environment, free_port
 
 PATIENCE = 90.0  # a killed node is taken for alive for up to 60 s, and its successor refused
 REASONS = {  # what Flower says, and what it means
@@ -83,47 +84,44 @@ def keep_up(folder: Path, tell: Callable[[str], None], patience: float = PATIENC
     folder = folder.absolute()
     settings(folder)  # what is missing, or cannot be read, is told at once
     share.read(folder / "node.yaml")
-    until = time.monotonic() + patience
-    while True:
-        try:
-            greet(folder)
-            code, log = _once(folder, tell)
-        except UserError as e:
-            code, log, why = 1, "", e
-        else:
-            why = reason(log) or UserError(f"the node ended with exit code {code}", f"look into {folder / 'node.log'}")
-        if code in (0, -signal.SIGTERM, -signal.SIGINT):
-            return
-        if ready(log):  # it was in, for a while
-            until = time.monotonic() + patience
-        if time.monotonic() > until or "authority" in why.cause:
-            raise why
-        tell(f"{why.cause}; trying again")
-        time.sleep(min(10.0, patience / 5))
+    until, asked = time.monotonic() + patience, Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        while not asked.is_set():
+            try:
+                greet(folder)
+                why = _once(folder, tell, asked)
+                until = time.monotonic() + patience if why is None else until  # it was in
+            except UserError as e:
+                why = e
+            if asked.is_set():
+                return
+            why = why or UserError("the node has ended", f"look into {folder / 'node.log'}")
+            if time.monotonic() > until or "authority" in why.cause:
+                raise why
+            tell(f"{why.cause}; trying again")
+            asked.wait(min(10.0, patience / 5))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _once(folder: Path, tell: Callable[[str], None]) -> tuple[int, str]:
-    words = command(folder)
+def _once(folder: Path, tell: Callable[[str], None], asked: Event) -> UserError | None:
+    """One life of the SuperNode; why it was not let in, None if it was."""
+    words, file = command(folder), folder / "node.log"
     tell(" ".join(words))
-    file = folder / "node.log"
     start = file.stat().st_size if file.exists() else 0
     with file.open("ab") as log:
-        made = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment(folder / "home"))
-        before = signal.signal(signal.SIGTERM, lambda *_: made.terminate())
-        told = False
-        try:
-            while made.poll() is None:
-                if not told and ready(_from(file, start)):
-                    told = True
-                    tell("the node is in")
-                time.sleep(0.5)
-        except KeyboardInterrupt:
-            made.terminate()
-            made.wait(30)
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
-    return made.returncode, _from(file, start)
+        made = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment(folder / "home"), start_new_session=True)
+    told = False
+    try:
+        while made.poll() is None and not asked.wait(0.5):
+            if not told and ready(_from(file, start)):
+                told = True
+                tell("the node is in")
+    finally:
+        end([made.pid], 12.0, made.poll)
+    said = _from(file, start)
+    return None if ready(said) else reason(said) or UserError(f"the node ended with exit code {made.returncode}", f"look into {file}")
 
 
 def _from(file: Path, start: int) -> str:

@@ -57,6 +57,7 @@ class Net:
     optimizer: Literal["reset", "keep", "travel"] | None = None
     autocast: bool = True
     options: Keys | None = None
+    fits: bool = False  # `make` is given the run's model, too
 
 
 class Value:

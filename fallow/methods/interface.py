@@ -46,11 +46,21 @@ class NetHandle(Protocol):
     def together(self, *parts: Tensor | None, stats: Stats = "update", rows: Rows = ()) -> list[Tensor]:
         """One call on the concatenation; an absent part stays None (ask the batch which are there)."""
 
+    def with_features(self, x: Tensor, stats: Stats = "update", rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Logits, and the features before the last layer, of one call."""
+
+    def together_with_features(self, *parts: Tensor | None, stats: Stats = "update", rows: Rows = ()) -> tuple[list[Tensor], list[Tensor]]:
+        """Logits, and the features that they were made of, part by part."""
+
     def apart(self, *parts: Tensor | None, stats: Stats = "update", rows: Rows = ()) -> list[Tensor]:
         """The same in one pass, but each part is a batch of its own for batch norm."""
 
     @property
     def weights(self) -> dict[str, Tensor]: ...
+
+    @property
+    def head(self) -> str:
+        """The name of the last layer's weight."""
 
     @property
     def state(self) -> State:
@@ -62,7 +72,7 @@ class NetHandle(Protocol):
 
     def load(self, state: State) -> None: ...
 
-    def follow(self, other: Self, decay: float) -> None:
+    def follow(self, other: Self, decay: float | Tensor) -> None:
         """EMA: self <- decay * self + (1 - decay) * other; statistics are copied."""
 
 
@@ -150,8 +160,8 @@ class Slot(Protocol):
     def descend(self, loss: Number, *nets: NetHandle, when: Tensor | None = None, retain: bool = False) -> None:
         """Gradient of the loss for these nets (default: all trained ones), then prox, clip, the optimiser's step."""
 
-    def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False) -> dict[str, Tensor]:
-        """The gradient by name, with a graph on request."""
+    def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False, retain: bool = False) -> dict[str, Tensor]:
+        """The gradient by name, with a graph on request; `retain` keeps the loss's own for another one."""
 
     def apply(self, net: NetHandle, grads: dict[str, Tensor], when: Tensor | None = None) -> None:
         """The optimiser's step with given gradients."""
@@ -200,6 +210,13 @@ class Server(Protocol):
         """Logits of images of its own, uint8 [n, *image_shape], in their plain view."""
 
     def rng(self, stream: str) -> np.random.Generator: ...
+
+    def initial(self, name: str = "model") -> State:
+        """A held net's first weights."""
+
+    @property
+    def head(self) -> str:
+        """The name of the weight of the model's last layer."""
 
     def rate(self, round: int | None = None) -> float:
         """The local learning rate that the schedule has at a round's start, by default this one's."""

@@ -160,6 +160,6 @@ class State:
     def __mul__(self, number: float | Tensor) -> State:
         return State(self.layout, {g: t if g == "counters" else t * number for g, t in self.groups.items()})
 
-    def lerp(self, other: State, weight: float) -> State:
+    def lerp(self, other: State, weight: float | Tensor) -> State:
         """(1 - weight) * self + weight * other."""
         return self._combine(other, lambda a, b: torch.lerp(a, b, weight))

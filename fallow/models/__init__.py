@@ -16,9 +16,9 @@ from torch import nn
 
 from fallow import own
 from fallow.errors import UserError, suggest
-from fallow.models.cnn import VGG11, EmnistCNN, EmnistCNNofRGD, SmallCNN
+from fallow.models.cnn import VGG11, EmnistCNN, EmnistCNNofRGD, LeNet, SmallCNN
 from fallow.models.norms import NORMS, Modes, adopt
-from fallow.models.resnet import ResNet8, ResNet9, ResNet18
+from fallow.models.resnet import ResNet8, ResNet9, ResNet18, ResNet18ofImageNet
 from fallow.models.wrn import WideResNet
 
 __all__ = ["NORMS", "Modes", "adopt", "build", "default_norm", "names"]
@@ -32,9 +32,11 @@ class _Entry(NamedTuple):
 
 _MODELS = {
     "small-cnn": _Entry(SmallCNN, "gn", 4),
+    "simple-cnn": _Entry(LeNet, "none", 16),
     "resnet8": _Entry(ResNet8, "bn", 1),
     "resnet9": _Entry(ResNet9, "bn", 8),
     "resnet18": _Entry(ResNet18, "bn", 1),
+    "resnet18:imagenet": _Entry(ResNet18ofImageNet, "bn", 1),
     "wrn-28-2": _Entry(partial(WideResNet, widen=2), "bn", 1),
     "wrn-28-8": _Entry(partial(WideResNet, widen=8), "bn", 1),
     "emnist-cnn": _Entry(EmnistCNN, "none", 6),

@@ -24,6 +24,13 @@ class Pool2(nn.Module):
         return pool2_by_choice(x, self.ceil) if _must_be_exact(x) else F.max_pool2d(x, 2, ceil_mode=self.ceil)
 
 
+class Pool3(nn.Module):
+    """3x3 max pooling, stride 2, padding 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pool3_by_choice(x) if _must_be_exact(x) else F.max_pool2d(x, 3, 2, 1)
+
+
 def global_max(x: Tensor) -> Tensor:
     """The largest value of each channel: [B, C, H, W] -> [B, C]."""
     if _must_be_exact(x):
@@ -45,6 +52,16 @@ def pool2_by_choice(x: Tensor, ceil: bool = False) -> Tensor:
     best = x[:, :, ::2, ::2]
     for corner in (x[:, :, ::2, 1::2], x[:, :, 1::2, ::2], x[:, :, 1::2, 1::2]):
         best = torch.where((corner > best) | corner.isnan(), corner, best)
+    return best
+
+
+def pool3_by_choice(x: Tensor) -> Tensor:
+    """`Pool3` as comparisons of the nine places of each window, in window order."""
+    (h, w), x = x.shape[2:], F.pad(x, (1, 1, 1, 1), value=-torch.inf)
+    places = [x[:, :, i : i + h : 2, j : j + w : 2] for i in range(3) for j in range(3)]
+    best = places[0]
+    for place in places[1:]:
+        best = torch.where((place > best) | place.isnan(), place, best)
     return best
 
 
@@ -79,8 +96,10 @@ class Classifier(nn.Module):
     def features(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.features(x))
+    def forward(self, x: Tensor, features: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits; with `features` also what they were made of."""
+        h = self.features(x)
+        return (self.head(h), h) if features else self.head(h)
 
 
 class SmallCNN(Classifier):
@@ -143,6 +162,25 @@ class EmnistCNN(Classifier):
         x = activated(self.norm2, self.conv2(x))
         x = self.drop1(adaptive_max(self.pool(x), 12))
         return self.drop2(F.relu(self.linear(x.flatten(1))))
+
+
+class LeNet(Classifier):
+    """RSCFed's `simple-cnn`: two convolutions and four linear layers for 32x32; no norm."""
+
+    def __init__(self, classes: int, channels: int, norm: str = "none", groups: int = 1):
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(channels, 6, 5), norm_layer(norm, 6, groups)
+        self.conv2, self.norm2 = nn.Conv2d(6, 16, 5), norm_layer(norm, 16, groups)
+        self.pool = Pool2()
+        self.linear1, self.linear2, self.linear3 = nn.Linear(16 * 5 * 5, 120), nn.Linear(120, 84), nn.Linear(84, 84)
+        self.linear4, self.head = nn.Linear(84, 256), nn.Linear(256, classes)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.pool(activated(self.norm1, self.conv1(x)))
+        x = adaptive_max(self.pool(activated(self.norm2, self.conv2(x))), 5).flatten(1)
+        for layer in (self.linear1, self.linear2, self.linear3):
+            x = F.relu(layer(x))
+        return self.linear4(x)
 
 
 class EmnistCNNofRGD(EmnistCNN):

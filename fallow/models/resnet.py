@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fallow.models.cnn import Classifier, Pool2, global_max, he_convolutions
+from fallow.models.cnn import Classifier, Pool2, Pool3, global_max, he_convolutions
 from fallow.models.norms import Chain, activated, norm_layer
 
 
@@ -103,3 +103,17 @@ class ResNet8(Classifier):
     def features(self, x: Tensor) -> Tensor:
         x = activated(self.norm, self.conv(x))
         return self.stage3(self.stage2(self.stage1(x))).mean((2, 3))
+
+
+class ResNet18ofImageNet(ResNet18):
+    """With ImageNet's stem, 7x7 with stride 2 and max pooling; convolutions normal by fan-out (CBAFed)."""
+
+    def __init__(self, classes: int, channels: int, norm: str = "bn", groups: int = 32):
+        super().__init__(classes, channels, norm, groups)
+        self.conv = nn.Conv2d(channels, 64, 7, 2, 3, bias=False)
+        self.pool = Pool3()
+        he_convolutions(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        x = self.pool(activated(self.norm, self.conv(x)))
+        return self.stage4(self.stage3(self.stage2(self.stage1(x)))).mean((2, 3))

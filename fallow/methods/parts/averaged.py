@@ -50,7 +50,7 @@ class Averaged(Method[S, P, B]):
         """A central method's settings are those of a long run; its average goes over the last twentieth of the steps."""
         if not cls.Options.model_fields["weight_ema"].default:
             return super().automatic(facts)
-        return super().automatic(facts) | common(facts) | {"weight_ema": round(min(0.999, max(0.0, 1 - 20 / (facts.rounds * facts.steps))), 4)}
+        return super().automatic(facts) | common(facts) | {"weight_ema": round(min(0.999, max(0.5, 1 - 20 / (facts.rounds * facts.steps))), 4)}
 
     def holds(self) -> Held:
         return {"model": Net(start="trained"), "ema": Net(start="model", train=False)} if self.o.weight_ema else super().holds()
