@@ -45,8 +45,8 @@ test-cpus: setup
 	PYTHON=$(BIN)/python tests/cpus.sh
 
 # The tests of numbers as another CPU than this one.
-NUMERIC := combining compile diversity dma export feddb feddure fedloke fedrgd fixmatch house measure methods models norms ops \
-	replay rounds semifl slots sound state views
+NUMERIC := combining compile diversity dma export feddb feddure fedloke fedmatch fedrgd fixmatch fml house measure methods models norms ops \
+	replay rounds semifed semifl slots sound sparse state views
 test-numbers: setup
 	PYTHON=$(BIN)/python tests/cpus.sh sse41 -- $(NUMERIC:%=tests/test_%.py)
 

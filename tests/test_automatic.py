@@ -85,6 +85,8 @@ def test_a_model_with_group_norm_gets_batch_norm_unless_images_are_tiny() -> Non
     assert facts(o=Config(model="wrn-28-2")).norm is None and facts(o=Config(model="emnist-cnn")).norm is None
     assert prepared(method="fixmatch", data="few-digits").norm == "bn" and prepared(method="fedrgd", data="few-digits").norm is None
     assert prepared(method="fixmatch", data="few-digits", norm="gn").norm == "gn"
+    assert prepared(method="feddb", data="few-digits").norm is None, "it is tested by the statistics of whatever batch comes"
+    assert prepared(method="feddb", data="few-digits", statistics="average").norm == "bn"
 
 
 def test_feddures_nets_learn_like_everybodys_unless_told_how() -> None:
@@ -187,7 +189,7 @@ def test_nothing_of_a_paper_is_fitted(name: str, tmp_path: Path) -> None:
     row = grid.own if grid else ""
     words = {"method": row, "setting": grid.cells[0].name} if grid else {}
     plain = resolve(keys, words)[1]
-    small = {"data": images(2400, 8, 3), "clients": 4, "active": None, "image": {"size": None}, "label_count": 40, "partition": "iid", "unlabelled_partition": None, "norm": None}
+    small = {"data": images(2400, 8, 3), "clients": 4, "active": None, "image": {"size": None}, "label_count": 40, "labelled_pick": "random", "partition": "iid", "unlabelled_partition": None, "norm": None}
     assert runs.prepare(str(heir), words | small)[1].model_dump(include=FITTED) == plain.model_dump(include=FITTED)
 
 

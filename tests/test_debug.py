@@ -93,3 +93,9 @@ def test_a_step_that_could_not_be_captured_is_refused_before_the_first_round(tmp
 def test_begin_is_inspected_too(tmp_path: Path) -> None:
     body = "    def begin(self, party):\n        return {'x': torch.rand(3)}\n"
     assert told(tmp_path, body).startswith("the method mine.py:Mine cannot be captured: line 6 of mine.py: rand draws random numbers")
+
+
+def test_begin_may_predict_with_a_state(tmp_path: Path) -> None:
+    """Making the net for it is the engine's work."""
+    body = "    def begin(self, party):\n        return {'z': party.predict(party.received['model'], party.unlabelled).mean(0)}\n"
+    assert run(tmp_path, body).accuracy is not None

@@ -32,7 +32,14 @@ def test_images_are_about_those_of_a_real_round(name: str, tmp_path: Path, monke
             passed[torch.is_grad_enabled()] += len(x)
         return original(self, x, *args, **kwargs)
 
+    with_features = NetHandle.with_features
+
+    def counted_features(self: NetHandle, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        passed[torch.is_grad_enabled()] += len(x)
+        return with_features(self, x, *args, **kwargs)
+
     monkeypatch.setattr(NetHandle, "__call__", counted)
+    monkeypatch.setattr(NetHandle, "with_features", counted_features)
     method = find(name)
     keys = TINY | {"method": name, "rounds": 1, "labels": "clients" if "clients" in method.scenarios else "server"}
     keys |= {"threshold": 0.0} if "threshold" in method.Options.model_fields else {}

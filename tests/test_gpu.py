@@ -86,6 +86,10 @@ def test_slots_equal_eager(method: str, tmp_path: Path) -> None:
     ("feddb", {"passes": "joint", "batch": "full"}),
     ("fedloke", {"local_model": "self", "kl_form": "eps", "entropy": 2.0}),
     ("feddure", {"labelled_tail": "wrap", "statistics": "static"}),
+    ("fedmatch", {"helper_every": 1, "helper_hold": True, "reading": "released", "validation": 0.3}),
+    ("fedmatch", {"labels": "server", "helper_every": 1, "keep_between": "sparse"}),
+    ("semifed", {"agreement": "majority", "helper_choice": "nearest", "label_memory": "sticky", "threshold": 0.12}),
+    ("fml", {"update": "alternating", "views": "fedloke", "filter": "entropy", "entropy": 2.3, "momentum": 0.9}),
 ])  # fmt: skip
 def test_slots_equal_eager_in_other_readings(method: str, keys: dict[str, Any], tmp_path: Path) -> None:
     exact = {"deterministic": True, "precision": "fp32"} | keys

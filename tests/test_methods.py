@@ -43,7 +43,7 @@ OUT: list[tempfile.TemporaryDirectory[str]] = []
 def settings(name: str, labels: str, **keys: Any) -> dict[str, Any]:
     """Tiny ones under which every method uses some of its pseudo-labels."""
     known = find(name).Options.model_fields
-    easy = {"threshold": 0.12, "entropy": 2.3, "tune_epochs": 2} if name != "fedloke" else {"entropy": 2.3, "ramp_rounds": 1}
+    easy = {"threshold": 0.12, "entropy": 2.3, "tune_epochs": 2, "helper_every": 1} if name != "fedloke" else {"entropy": 2.3, "ramp_rounds": 1}
     chosen = {k: v for k, v in easy.items() if k in known}
     return TINY | {"method": name, "labels": labels, "norm": "bn"} | chosen | keys
 

@@ -32,6 +32,8 @@ CASES: dict[str, dict[str, Any]] = {
     "fixmatch": {"method": "fixmatch", "threshold": 0.2, "active": 3},
     "semifl": {"method": "semifl", "labels": "server", "threshold": 0.0, "norm": "bn", "sbn": "pooled"},
     "fedloke": {"method": "fedloke", "rounds": 3, "norm": "bn", "entropy": 2.0, "active": 3, "validation": 0.3},
+    "fedmatch": {"method": "fedmatch", "rounds": 3, "helper_every": 2, "threshold": 0.12, "active": 3, "keep_between": "sparse", "validation": 0.3},
+    "semifed": {"method": "semifed", "threshold": 0.11, "active": 3, "norm": "bn"},
     "beside": {"method": "fixmatch", "labels": "server", "optimizer_state": "travel", "threshold": 0.0},
     "replicas": {"method": "fedrgd", "labels": "server", "server_replicas": "per-group", "threshold": 0.0, "active": 2},
 }

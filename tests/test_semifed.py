@@ -172,7 +172,7 @@ def test_rounds_equal_plain_torch(tmp_path: Path) -> None:
     came: dict[int, int] = {}
     held = []
     for number in range(3):
-        f.round(number)
+        row, alike = f.round(number), []
         sent = {}
         for client in f.server.active:
             images = SEEN.pop(0)
@@ -180,6 +180,8 @@ def test_rounds_equal_plain_torch(tmp_path: Path) -> None:
             with torch.no_grad():
                 p = torch.stack([copy.deepcopy(m).eval()(images).softmax(1) for m in [shared, *helpers]])
             labels, sure = p[0].argmax(1), ((p.argmax(2) == p[0].argmax(1)) & (p.amax(2) >= 0.11)).all(0) & bool(helpers)
+            if helpers:
+                alike += (p.argmax(2) == p[0].argmax(1)).all(0).tolist()
             net = copy.deepcopy(shared).train()
             optimizer = torch.optim.SGD(net.parameters(), lr)
             for _ in range(2):
@@ -195,6 +197,7 @@ def test_rounds_equal_plain_torch(tmp_path: Path) -> None:
                 (F.cross_entropy(zx, y) + F.kl_div(zs.log_softmax(1), target, reduction="batchmean") + l_p).backward()
                 optimizer.step()
             sent[client] = net
+        assert row.get("agreement") == (pytest.approx(sum(alike) / len(alike)) if alike else None)
         pool |= sent
         came |= dict.fromkeys(sent, number)
         states = [m.state_dict() for m in sent.values()]

@@ -263,7 +263,7 @@ def test_figures_are_marked_within_one_std():
     shown = Table(grid, lines_of(grid, [46.0, 47.0, 47.2], [], [67.46]))
     avg, match, dure = shown.rows()
     assert avg == ("cifar10", "iid,iid", "FedAvg*", "46.73 ± 0.52", "3", "45.68 ± 1.14", "+1.05 *", "47.73 ± 0.52", "")
-    assert match[3:] == ("", "", "51.52 ± 0.50", "", "", "not yet")
+    assert match[3:] == ("", "", "51.52 ± 0.50", "", "", "not run")
     assert dure[3:7] == ("67.46", "1", "67.69 ± 0.23", "-0.23 *")
     assert shown.title()[3] == "ours (last)" and shown.title()[7] == "best"
     assert "| cifar10 | iid,iid | FedAvg\\* | 46.73 ± 0.52 | 3 |" in shown.markdown()

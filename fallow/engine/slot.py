@@ -14,6 +14,7 @@ from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.replay import Pool
+from fallow.engine.strict import relaxed
 from fallow.errors import UserError
 from fallow.measure.scores import EACH_TEST
 from fallow.methods.base import Net, Value
@@ -64,7 +65,8 @@ class Slot:
     def scratch(self, state: State) -> NetHandle:
         """A net for inference with given weights."""
         if self._scratch is None:
-            self._scratch = self.kit.net()
+            with relaxed():  # the weights that a module is made with are drawn, and then written over
+                self._scratch = self.kit.net()
         self._scratch.load(state)
         return self._scratch
 

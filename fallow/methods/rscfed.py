@@ -115,7 +115,7 @@ class RSCFed(Method[TaughtSlot, TaughtParty, Columns]):
         return {}
 
     def plan(self, party: TaughtParty, found: Found) -> Plan:
-        if not float(party.received["drawn"]):
+        if "drawn" in party.received and not float(party.received["drawn"]):
             return Plan()
         x, u = paired(party, "labelled", ("weak",))
         plan = Plan(x=x, u=replace(u, views=u.views | {"other": "weak"}))

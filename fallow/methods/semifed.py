@@ -132,7 +132,7 @@ class SemiFed(Method[Slot, Remembering, Columns]):
         models = [received["model"], *helpers] if self.o.include_global or not helpers else helpers
         p = torch.stack([party.predict(m, u, self.o.label_view).softmax(1) for m in models])
         label, agreed, alike = self.agree(p)
-        party.log(agreement=(torch.ones_like(alike, dtype=p.dtype), alike))
+        party.log(agreement=alike.to(p.dtype))
         if self.o.label_memory == "sticky":
             old = party.memory[: len(u)]
             old.copy_(torch.where(agreed, label.to(old.dtype), old))

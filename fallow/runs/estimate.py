@@ -47,12 +47,18 @@ class _Typical(Party):
 
     def __init__(self, options: Config, is_server: bool, labelled: int, unlabelled: int):
         self.options, self.is_server, self.slot = options, is_server, None  # type: ignore[assignment]
-        self.id, self.round, self.turn, self.received = 0, 1, 0, {}
+        self.id, self.round, self.turn, self.received = 0, 1 + options.warmup_rounds, 0, {}
         self.labelled = Samples.of(np.arange(labelled), np.zeros(labelled, np.int64))
         self.unlabelled = Samples.of(np.arange(unlabelled))
 
     def key(self, *parts: int | str) -> int:
         return draws.key(*parts)
+
+    @property
+    def found(self) -> dict[str, np.ndarray]:
+        """What `begin` finds where every pseudo-label is accepted."""
+        n = len(self.unlabelled)
+        return {"label": np.zeros(n, np.int64), "sure": np.ones(n, bool), "kept": np.ones(n, bool)} if n else {}
 
 
 def work(method: type[Method], o: Config, train: int, test: int, classes: int) -> Work:
@@ -83,8 +89,7 @@ def _labels(o: Config, train: int, classes: int) -> int:
 
 def _views(method: AnyMethod, party: _Typical) -> int:
     """The views a party's plan makes."""
-    found = {"label": np.zeros(len(party.unlabelled), np.int64), "sure": np.ones(len(party.unlabelled), bool)}
-    plan = method.plan(party, found if len(party.unlabelled) else {})
+    plan = method.plan(party, party.found)
     return sum(sum(s.sizes(len(segment))) * len(s.views) for segment in plan.segments for s in segment.streams.values() if s)
 
 
@@ -99,8 +104,7 @@ def largest_step(method: type[Method], o: Config, train: int, classes: int) -> i
 
 def _steps(method: AnyMethod, party: _Typical) -> list[tuple[int, ...]]:
     """Of each step of a party the images of each stream, times its views."""
-    found = {"label": np.zeros(len(party.unlabelled), np.int64), "sure": np.ones(len(party.unlabelled), bool)}
-    plan = method.plan(party, found if len(party.unlabelled) else {})
+    plan = method.plan(party, party.found)
     return [
         step for segment in plan.segments
         for step in zip(*([n * len(s.views) for n in s.sizes(len(segment))] for s in segment.streams.values() if s))
