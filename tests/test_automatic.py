@@ -85,6 +85,8 @@ def test_a_model_with_group_norm_gets_batch_norm_unless_images_are_tiny() -> Non
     assert facts(o=Config(model="wrn-28-2")).norm is None and facts(o=Config(model="emnist-cnn")).norm is None
     assert prepared(method="fixmatch", data="few-digits").norm == "bn" and prepared(method="fedrgd", data="few-digits").norm is None
     assert prepared(method="fixmatch", data="few-digits", norm="gn").norm == "gn"
+    assert prepared(method="feddb", data="few-digits").norm is None, "it is tested by the statistics of whatever batch comes"
+    assert prepared(method="feddb", data="few-digits", statistics="average").norm == "bn"
 
 
 def test_feddures_nets_learn_like_everybodys_unless_told_how() -> None:

@@ -62,11 +62,10 @@ class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
     def automatic(cls, facts: Facts) -> Keys:
         """A batch is of accepted images, and of as many labelled ones where a client has both.
 
-        Clients that label by their own batches' statistics part where their classes do, hence no batch norm there; and half
-        the doubt is allowed, since what is accepted fills whole batches, right or wrong.
+        Where clients have labels half the doubt is allowed, since what is accepted fills whole batches, right or wrong.
         """
         server = {"server_batch": facts.batch, "threshold": facts.threshold}
-        clients = {"norm": facts.o.norm, "threshold": round((1 + facts.threshold) / 2, 2)}
+        clients = {"threshold": round((1 + facts.threshold) / 2, 2)}
         own: Keys = server if facts.o.labels == "server" else clients
         return super().automatic(facts) | {"batch": facts.unlabelled_batch} | own
 

@@ -66,8 +66,12 @@ class Facts:
 
     @property
     def norm(self) -> str | None:
-        """Batch norm where a model has group norm: it learns faster, and a short run is short of steps."""
-        return "bn" if default_norm(self.o.model) == "gn" and self.size >= SMALLEST else self.o.norm
+        """Batch norm where a model has group norm: it learns faster, and a short run is short of steps.
+
+        Not where it would have the statistics of whatever batch comes: folders are tested class by class.
+        """
+        quicker = default_norm(self.o.model) == "gn" and self.size >= SMALLEST and self.o.statistics != "batch"
+        return "bn" if quicker else self.o.norm
 
     @property
     def threshold(self) -> float:
