@@ -22,9 +22,9 @@ from fallow.engine.party import Tally
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Update, Updates
-from fallow.methods.fedmatch import FedMatch, cut, decomposed
+from fallow.methods.fedmatch import FedMatch, decomposed
 from fallow.methods.parts import helping, plateau
-from fallow.methods.sparse import Sparse, encoded
+from fallow.methods.sparse import Sparse, cut, encoded
 from fallow.methods.state import State
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder

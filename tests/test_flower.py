@@ -120,7 +120,7 @@ def in_round(number: int, node: int, what: str) -> Callable[[Message], str | Non
 def test_a_node_that_fails_is_absent_named_and_comes_back(what: str, why: str, tmp_path: Path, reference: Path) -> None:
     there, told = federation(tmp_path), list[str]()
     there.grid.fault = in_round(2, 1, what)
-    run = there.begin(reference, round_timeout=2)
+    run = there.begin(reference, round_timeout=15)  # idle, so that a busy machine is no fault of the other nodes
     there.go(run, told.append)
     assert len(told) == 1 and told[0].startswith("round 2: client 1 is left out") and why in told[0]
     assert [row["clients"] for row in rows(run)] == [3, 2, 3]

@@ -34,7 +34,7 @@ KEYS: dict[str, Any] = {
 }  # fmt: skip
 RUNS: dict[str, dict[str, Any]] = {
     "fixmatch": {"method": "fixmatch", "labels": "clients", "active": 3},
-    "semifl": {"method": "semifl", "labels": "server", "active": 2, "sbn": "federated"},
+    "semifl": {"method": "semifl", "labels": "server", "active": 2, "norm": "sbn", "sbn": "federated", "threshold": 0.1},
 }
 
 
@@ -73,7 +73,7 @@ def test_two_methods_on_real_nodes_have_the_bits_of_the_simulation(up: Federatio
         assert weights(run) == weights(simulated)
         assert [row["round"] for row in told] == [1, 2] and told[-1]["accuracy"] is not None
         journal = [json.loads(line) for line in (run / "nodes.jsonl").read_text().splitlines()]
-        assert [row["absent"] for row in journal] == [{}, {}] and all(row["online"] == [0, 1, 2] for row in journal)
+        assert [row["absent"] for row in journal] == [{}, {}] and all(sum(row["bytes_up"].values()) > 100_000 for row in journal) and all(row["online"] == [0, 1, 2] for row in journal)
         ids |= {pid: started(pid) for top, _ in up.processes.noted().values() for pid in [top, *descendants(top)]}
     start = time.monotonic()
     a_stranger_is_refused(up, tmp_path)

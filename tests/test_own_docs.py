@@ -16,7 +16,7 @@ PAGE = (HERE.parent / "docs" / "own-method.md").read_text()
 PARTS = HERE.parent / "fallow" / "methods" / "parts"
 
 
-@pytest.mark.parametrize("module", ["losses", "labelling", "batching", "averaging", "grouping", "dma", "helping", "plateau"])
+@pytest.mark.parametrize("module", ["losses", "labelling", "batching", "averaging", "grouping", "dma"])
 def test_every_part_is_listed_with_its_arguments(module: str) -> None:
     listed = PAGE[PAGE.index("## Losses and parts") : PAGE.index("## Five rules")]
     for node in ast.parse((PARTS / f"{module}.py").read_text()).body:

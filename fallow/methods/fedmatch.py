@@ -37,7 +37,7 @@ from fallow.methods.parts.labelling import LabellerPart, LabellerParty, Labeller
 from fallow.methods.parts.losses import ce, cross_entropy, kl, masked_mean
 from fallow.methods.parts.plateau import Plateau, PlateauParty
 from fallow.methods.plan import StepFunction
-from fallow.methods.sparse import Sparse
+from fallow.methods.sparse import Sparse, cut, kept
 
 Weights = Mapping[str, Tensor]
 LEAST = 1e-7  # Keras clips probabilities to it
@@ -387,21 +387,6 @@ def fixed(net: NetHandle) -> dict[str, Tensor]:
 def total(sigma: Weights, psi: Weights) -> dict[str, Tensor]:
     """theta = sigma + psi."""
     return {name: c + psi[name] for name, c in sigma.items()}
-
-
-def kept(psi: Tensor, least: float) -> Tensor:
-    """Numbers of at most this size as 0."""
-    return torch.where(psi.abs() > least, psi, torch.zeros_like(psi))
-
-
-def cut(new: State, old: State, delta: float, zero: float = 0.0, both: bool = False) -> State:
-    """`new` where it has changed by more than `delta`, small numbers of it (`both`: and of the old) counting as 0; else `old`."""
-
-    def one(group: str) -> Tensor:
-        n, o = new.groups[group], old.groups[group]
-        return torch.where((kept(n, zero) - (kept(o, zero) if both else o)).abs() > delta, n, o)
-
-    return State(new.layout, {g: one(g) for g in new.groups})
 
 
 def numbers(state: State) -> int:

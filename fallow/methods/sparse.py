@@ -67,6 +67,21 @@ def _sizes(n: int, z: int, width: int) -> tuple[int, int, int]:
     return n * width, z * width + (n + 7) // 8, z * (width + PLACE)
 
 
+def kept(psi: Tensor, least: float) -> Tensor:
+    """Numbers of at most this size as 0."""
+    return torch.where(psi.abs() > least, psi, torch.zeros_like(psi))
+
+
+def cut(new: State, old: State, delta: float, zero: float = 0.0, both: bool = False) -> State:
+    """`new` where it has changed by more than `delta`, small numbers of it (`both`: and of the old) counting as 0; else `old`."""
+
+    def one(group: str) -> Tensor:
+        n, o = new.groups[group], old.groups[group]
+        return torch.where((kept(n, zero) - (kept(o, zero) if both else o)).abs() > delta, n, o)
+
+    return State(new.layout, {g: one(g) for g in new.groups})
+
+
 def encoded(new: State, old: State) -> bytes:
     """What travels to who has `old`."""
     out = []
