@@ -29,7 +29,7 @@ def test_every_cell_is_a_valid_setting(name):
             if grid.missing(row):
                 continue
             method, o = resolve(grid.keys(row, cell), {})
-            assert method is find(o.method) and o.labels in method.scenarios
+            assert method is find(o.method).algorithm(o) and o.labels in method.scenarios
             for part in filter(None, (o.partition, o.unlabelled_partition)):
                 parse(part)
 
