@@ -185,6 +185,41 @@ def test_rounds_of_own_models(name: str, tmp_path: Path, monkeypatch: pytest.Mon
             close(f.keep.read(k)["personal"], weights_of(net))
 
 
+def are_statistics_of(state: State, f: Any) -> None:
+    """Those that plain torch makes for these weights over the whole training set, in batches of 250."""
+    net = net_of(state, "bn")
+    for m in net.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.reset_running_stats()
+            m.momentum = None
+    images = f.simulation.plain(np.arange(len(f.simulation.labels)))
+    with torch.no_grad():
+        for batch in images.split(250):
+            net(batch)
+    for name, buffer in net.named_buffers():
+        if buffer.is_floating_point():
+            torch.testing.assert_close(state[name], buffer, rtol=0, atol=1e-9)
+
+
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize("name", ["easgd", "overlapsgd"])
+def test_the_centre_is_tested_with_statistics_of_its_own(name: str, tmp_path: Path) -> None:
+    """Not with those that were made for an earlier one."""
+    f = federated(tmp_path, name, **ALL, norm="bn", lr=0.125, rounds=2)
+    for number in range(2):
+        f.round(number)
+        are_statistics_of(f.server.model, f)
+
+
+@pytest.mark.usefixtures("in_double")
+def test_an_anchor_after_a_first_rate_of_nothing() -> None:
+    """A warm-up's first rate is 0: nothing has moved the anchor, and there is nothing to scale."""
+    e = Exchange("overlapsgd", [1.0, 2.0], anchor_momentum_scale="lr", schedule="constant,warmup=2", lr=0.5)
+    e.exchange()
+    e.exchange()
+    assert e.x == pytest.approx([0.52, 0.68], abs=1e-12) and e.z == pytest.approx(0.6 + 0.7 * 0.6, abs=1e-12)
+
+
 # -- HeteroFL's row --------------------------------------------------------------------------------------------------------
 @pytest.mark.usefixtures("in_double")
 def test_server_momentum_over_rounds() -> None:
@@ -227,19 +262,8 @@ def test_rounds_of_the_heterofl_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         buffer = {n: 0.5 * buffer[n] + delta[n] for n in w} if buffer else delta
         w = {n: w[n] - buffer[n] for n in w}
         close(f.server.model, w)
-    net = net_of(f.server.model, "bn")
-    for m in net.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            m.reset_running_stats()
-            m.momentum = None
-    images = f.simulation.plain(np.arange(len(f.simulation.labels)))
-    with torch.no_grad():
-        for batch in images.split(250):
-            net(batch)
     made = f.model(f.server.model.only("parameters"))
-    for name, buffer_ in net.named_buffers():
-        if buffer_.is_floating_point():
-            torch.testing.assert_close(made[name], buffer_, rtol=0, atol=1e-9)
+    are_statistics_of(made, f)
     assert torch.equal(made.groups["statistics"], f.server.model.groups["statistics"])
 
 

@@ -61,8 +61,9 @@ class EASGD(Method[OwnSlot, OwnParty, Batch]):
         return Update(model=x)
 
     def merge(self, server: Server, updates: Updates) -> None:
-        there = len(updates) / self.o.active_count
-        server.move(server.model.lerp(mean(updates), there))                             # z + alpha sum_k (x_k - z)
+        average, there = mean(updates), len(updates) / self.o.active_count
+        z = server.model.only(*average.groups)                                           # statistics made for the old z are not the new one's
+        server.move(z.lerp(average, there))                                              # z + alpha sum_k (x_k - z)
 
 
 class OverlapSGD(EASGD):
@@ -89,5 +90,6 @@ class OverlapSGD(EASGD):
 
     def merge(self, server: Server, updates: Updates) -> None:
         if self.o.anchor_momentum_scale == "lr" and "momentum" in server:
-            server["momentum"] = server["momentum"] * (server.rate(server.round) / server.rate(server.round - 1))
+            now, before = server.rate(server.round), server.rate(server.round - 1)
+            server["momentum"] = server["momentum"] * (now / before if before else 1.0)  # a warm-up's first rate is 0
         server.move(mean(updates))                                                       # v <- beta v + (mean_k x_k - z);  z <- z + v
