@@ -226,9 +226,9 @@ def test_flexmatch_step() -> None:
     assert fresh.sure is not None and fresh.sure.all() and fresh.last.tolist() == [-1, -1, 1]
 
 
-def freematch(m: float, **keys: Any) -> tuple[Echo, float]:
+def freematch(m: float, tau: float = 1 / 3, **keys: Any) -> tuple[Echo, float]:
     even = torch.full((3,), 1 / 3)
-    s = Echo(tau=torch.full((1,), 1 / 3), mean_p=even.clone(), shares=even.clone())
+    s = Echo(tau=torch.full((1,), tau), mean_p=even.clone(), shares=even.clone())
     return s, loss_of("freematch", batch(size=torch.tensor(3.0)), s, labeller="current", momentum_of_thresholds=m, **keys)
 
 
@@ -243,6 +243,10 @@ def test_freematch() -> None:
     assert freematch(0.999, fairness=1.0)[1] - loss == pytest.approx(-9.6776299559, abs=1e-8)
     s, _ = freematch(0.999, fairness=0.0)
     assert float(s.tau) == pytest.approx(0.3338060929, abs=1e-10)  # type: ignore[attr-defined]
+    s, _ = freematch(0.0, threshold_range="global")
+    assert float(s.tau) == pytest.approx(0.8060928993, abs=1e-10)  # type: ignore[attr-defined]
+    s, _ = freematch(0.9, threshold_range="global", tau=1.2)
+    assert float(s.tau) == 0.95, "what is remembered"  # type: ignore[attr-defined]
     s, _ = freematch(0.9, threshold_range="final")  # between 0.9 and 0.95: the first and the last sample
     assert s.sure is not None and s.sure.tolist() == [True, False, True]
 

@@ -257,7 +257,7 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         """What a helper says of all unlabelled images: its probabilities, and behind them one-hot its vote [n, 2 C]."""
         z = party.predict(helper, party.unlabelled, "weak")
         said = labelling.debiased(z, mean_prediction(z)) if self.o.debias and self.o.debias_helpers else z
-        return torch.cat([z.softmax(1), helping.one_hot(said.argmax(1), self.classes)], 1)
+        return torch.cat([z.softmax(1), labelling.one_hot(said.argmax(1), self.classes)], 1)
 
     def plan(self, party: ApartParty, found: Found) -> Plan:
         o, votes = self.o, found.get("votes")
@@ -334,9 +334,9 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
     def agreed(self, own: Tensor, cast: Tensor) -> Tensor:
         """The class with the most of the local model's vote and the helpers' [n, H, C]; argmax alone may take any of equal counts."""
         lower = torch.arange(self.classes, device=own.device) / (4 * self.classes)
-        counts = helping.one_hot(own, self.classes) + cast.sum(1) - lower
+        counts = labelling.one_hot(own, self.classes) + cast.sum(1) - lower
         if self.o.agreement_tie == "local":
-            counts = counts + 0.5 * helping.one_hot(own, self.classes)
+            counts = counts + 0.5 * labelling.one_hot(own, self.classes)
         return counts.argmax(1)
 
     def penalty(self, sigma: Weights, psi: Weights) -> Tensor:

@@ -15,8 +15,7 @@ from fallow.methods.mixmatch import MixMatch
 from fallow.methods.parts import heads, mixing, thresholds
 from fallow.methods.parts.consistency import ConsistencySlot, RampedBatch
 from fallow.methods.parts.fitting import Facts
-from fallow.methods.parts.helping import one_hot
-from fallow.methods.parts.labelling import LabellerParty
+from fallow.methods.parts.labelling import LabellerParty, one_hot
 from fallow.methods.parts.losses import ce
 
 WINDOW = 128  # batches

@@ -28,6 +28,7 @@ from fallow.methods.base import (
 from fallow.methods.parts import helping
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import Facts, common
+from fallow.methods.parts.labelling import one_hot
 from fallow.methods.parts.losses import Reduction, ce, cross_entropy, kl, masked_mean
 
 
@@ -154,7 +155,7 @@ class SemiFed(Method[Slot, Remembering, Columns]):
         alike = (c == c[0]).all(0)
         if self.o.agreement == "all":
             return c[0], alike & sure.all(0), alike
-        votes = torch.stack([helping.one_hot(each, self.classes) for each in c])
+        votes = torch.stack([one_hot(each, self.classes) for each in c])
         counts = votes.sum(0)
         most, label = counts.max(1)
         alone = (counts == most[:, None]).sum(1) == 1                                 # a tie is no majority
