@@ -144,6 +144,18 @@ def test_overlapped_extremes() -> None:
     assert e.x == [1.0, 2.0] and e.z == 1.5
 
 
+@pytest.mark.usefixtures("in_double")
+def test_what_is_tested_of_overlapping_clients(tmp_path: Path) -> None:
+    """The mean of the clients' models after their pull, or the anchor: the clients' own models are the same."""
+    ways = [federated(tmp_path / way, "overlapsgd", **ALL, norm="gn", lr=0.125, rounds=3, evaluate=way) for way in ("anchor", "local-mean")]
+    for number in range(3):
+        for f in ways:
+            f.round(number)
+        anchored, other = (f.server for f in ways)
+        close(other["anchor"], dict(anchored.model.tensors()))
+        close(other.model, {n: sum(ways[0].keep.read(k)["personal"][n] for k in range(4)) / 4 for n in anchored.model.tensors()})
+
+
 def test_the_servers_rate_is_the_schedules() -> None:
     o = SimpleNamespace(lr=0.4, schedule="cosine", steps=3, rounds=8)
     server = Server(SimpleNamespace(options=o), None)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from fallow.errors import UserError
 from fallow.flower import share as shares
 from fallow.flower.messages import VERSION, Parcel, Tree, Unreadable, packed, unpacked
 from fallow.flower.records import Records
-from fallow.flower.workplace import Workplace, check_code, options_of, share_of
+from fallow.flower.workplace import Unfit, Workplace, check_code, options_of, share_of
 from fallow.runs.origin import versions
 
 
@@ -36,6 +36,9 @@ class Node:
         """What a message comes to. Whatever fails here is told in words that say nothing of the data."""
         try:
             return self._answer(json.loads(order.about), order)
+        except Unfit as e:
+            print(f"error: {e}", file=sys.stderr, flush=True)
+            return self._refusal("its data do not fit the run", "its own log says why")
         except UserError as e:
             return self._refusal(e.cause, e.remedy)
         except Unreadable as e:
@@ -80,7 +83,7 @@ class Node:
         """What the server must know of this node before the first round: counts, and nothing of any one sample."""
         _, options = options_of(about["options"], self.folder, self.device)
         share = share_of(self.folder, options, tuple(about["classes"]))
-        return {"client": self.client, "protocol": VERSION, "versions": versions(), "samples": share.counts, "shape": list(share.images.shape[1:])}
+        return {"client": self.client, "protocol": VERSION, "versions": versions(), "samples": share.counts}
 
 
 def told(outcome: Outcome) -> dict[str, Any]:

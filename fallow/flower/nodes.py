@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,10 +73,10 @@ class Nodes:
                     self._row.get("absent", {}).pop(client, None)
                 except Refused as e:
                     self._absent(client, str(e))
-            models = {r.party: r.message.get("model") for r in requests}
-            for client, why in (checks.odd(good) | checks.long(good, models, self.terms.update_norm_limit)).items():
-                del good[client]
-                self._absent(client, why)
+            for wrong in (checks.odd, partial(checks.long, sent={r.party: r.message for r in requests}, limit=self.terms.update_norm_limit)):
+                for client, why in wrong(good).items():
+                    del good[client]
+                    self._absent(client, why)
             if len(good) >= min(self.wanted, self.terms.least(len(requests))):
                 break
         else:
@@ -99,6 +100,9 @@ class Nodes:
         if sent is not None:
             for client, tree in self._answers(sent):
                 found[client] = _checked_answer(tree.get("answer"))
+            for client, why in checks.differing({c: a for c, a in found.items() if c > SERVER}).items():
+                del found[client]
+                self._absent(client, why)
         return [found.get(r.party if r.party > SERVER else -1 - k) for k, r in enumerate(asked)]
 
     def settle(self, round: int) -> None:
