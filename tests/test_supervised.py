@@ -16,6 +16,7 @@ from conftest import TINY
 from plain import close, descend, federated, mean_of, net_of, sgd, watched, weights_of
 from torch import nn
 
+from fallow import models
 from fallow.data.federate import Spec, measured
 from fallow.data.sharing import federate_with_shared
 from fallow.engine.server import Server
@@ -25,6 +26,7 @@ from fallow.methods.base import Update, Updates
 from fallow.methods.heterofl import mean_of_owners
 from fallow.methods.parts.heads import last_layer
 from fallow.methods.state import State
+from fallow.models.heads import head_of
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 from fallow.runs.settings import resolve
@@ -140,6 +142,18 @@ def test_overlapped_extremes() -> None:
     e = Exchange("overlapsgd", [1.0, 2.0], z=7.0, pullback=0.0, server_momentum=0.0)
     e.exchange()
     assert e.x == [1.0, 2.0] and e.z == 1.5
+
+
+@pytest.mark.usefixtures("in_double")
+def test_what_is_tested_of_overlapping_clients(tmp_path: Path) -> None:
+    """The mean of the clients' models after their pull, or the anchor: the clients' own models are the same."""
+    ways = [federated(tmp_path / way, "overlapsgd", **ALL, norm="gn", lr=0.125, rounds=3, evaluate=way) for way in ("anchor", "local-mean")]
+    for number in range(3):
+        for f in ways:
+            f.round(number)
+        anchored, other = (f.server for f in ways)
+        close(other["anchor"], dict(anchored.model.tensors()))
+        close(other.model, {n: sum(ways[0].keep.read(k)["personal"][n] for k in range(4)) / 4 for n in anchored.model.tensors()})
 
 
 def test_the_servers_rate_is_the_schedules() -> None:
@@ -286,7 +300,10 @@ def test_rows_of_the_last_layer_by_their_owners() -> None:
     old = torch.full((3, 2), -1.0)
     assert mean_of_owners(rows, owned, old).tolist() == [[1, 2], [6, 7], [-1, -1]]
     assert mean_of_owners(rows[:, :, 0], owned, old[:, 0]).tolist() == [1, 6, -1]
-    assert last_layer(State.of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))).layout, 3) == ["1.weight", "1.bias"]
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+    assert last_layer(head_of(net), dict(net.named_parameters())) == ["1.weight", "1.bias"]
+    names = dict(models.build("resnet9", 3, 3).named_parameters())
+    assert last_layer(head_of(models.build("resnet9", 3, 3)), names) == ["linear.weight", "linear.bias"]
 
 
 def test_a_client_counts_for_its_own_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
