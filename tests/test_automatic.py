@@ -75,6 +75,13 @@ def test_semifls_clients_with_labels_are_half_as_doubtful() -> None:
     assert (at_clients.threshold, at_clients.norm) == (0.8, None) and (at_server.threshold, at_server.norm) == (0.595, "bn")
 
 
+def test_fedrgds_clients_without_labels_keep_its_papers_threshold() -> None:
+    given = {"method": "fedrgd", "data": "few-digits"}
+    assert prepared(**given, labels="server", label_count=40).threshold == 0.95
+    o = prepared(**given)
+    assert (o.threshold, o.optimizer_state, o.group_models) == (0.595, "travel", False)
+
+
 def test_ramps_go_with_the_rounds() -> None:
     assert [facts(rounds=n).ramp for n in (1, 3, 30, 600)] == [1, 1, 10, 200]
 

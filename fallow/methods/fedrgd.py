@@ -77,8 +77,13 @@ class FedRGD(FixMatch):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """Group norm stays. Without a server's labels in every group the groups' models would part, and their mean be worth little."""
-        own: Keys = {} if facts.o.labels == "server" else {"optimizer_state": "travel", "group_models": False}
+        """Group norm stays. Without a server's labels in every group the groups' models would part, and their mean be worth little.
+
+        Clients without labels keep the paper's threshold: with a lower one all came to be labelled alike.
+        """
+        assert isinstance(facts.o, FedRGD.Options)
+        clients: Keys = {"optimizer_state": "travel", "group_models": False}
+        own = {"threshold": facts.o.threshold} if facts.o.labels == "server" else clients
         return super().automatic(facts) | common(facts) | {"norm": facts.o.norm} | own
 
     def plan(self, party: LabellerParty, found: Found) -> Plan:
