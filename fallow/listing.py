@@ -91,6 +91,7 @@ def _recipes_with_times() -> Rows:
 VIEWS = {
     "plain": ("normalised only", "tests"),
     "weak": ("mirrored or not, cropped after reflect padding by an eighth", "all but FedMatch"),
+    "weak-resize": ("made larger by a quarter, mirrored or not, cropped", "RSCFed, CBAFed"),
     "weak-zero-cutout": ("mirrored or not, cropped after zero padding, half-sided Cutout", "FedDure's labelled images"),
     "ra-mc": ("weak, 2 of 14 ops each with p = 1/2 at a level of 1 to 9, Cutout", "the default; FedDure, FedRGD"),
     "ra-semifl": ("weak, 2 of 15 ops each with p = 1/2 at full strength", "SemiFL, FedDB"),

@@ -57,7 +57,10 @@ def thinned(path: Path, run: Path | None = None) -> Path:
 
 def is_run(path: Path) -> bool:
     """Whether a folder is one that a run works in, or has worked in; an export or a thinned result is none."""
-    return (path / "config.yaml").is_file() and any((path / name).exists() for name in AT_WORK)
+    try:
+        return (path / "config.yaml").is_file() and any((path / name).exists() for name in AT_WORK)
+    except OSError:  # who may not look in may not write either, and is told so then
+        return False
 
 
 def no_run(path: Path, flag: str) -> None:

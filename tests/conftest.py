@@ -84,10 +84,12 @@ class Told:
 
 @pytest.fixture
 def ctrl_c_is_heard() -> Iterator[None]:
-    """A shell that puts tests into the background has them ignore Ctrl-C, and their children with them."""
+    """A shell that puts tests into the background has them ignore Ctrl-C, nohup a closed terminal, and their children with them."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hung_up)
 
 
 @pytest.fixture

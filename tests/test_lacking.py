@@ -7,13 +7,22 @@ from pathlib import Path
 import pytest
 
 from fallow.errors import UserError
+from fallow.methods import REGISTERED, find
 from fallow.runs.settings import recipe, resolve
 
+
+def having(key: str) -> str:
+    """The methods that have a key, as a sentence lists them."""
+    names = [name for name in REGISTERED if key in find(name).Options.model_fields]
+    return f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 WORDS = [
-    ({"threshold": 0.5}, "method fedavg has no key 'threshold'; leave it out, fixmatch, uda, semifl, feddb, fedrgd and feddure have it."),
-    ({"mixup": 1}, "method fedavg has no key 'mixup'; leave it out, semifl has it."),
-    ({"weight": 1}, "leave it out, fixmatch, uda, feddb, fedrgd and feddure have it (or do you mean 'weights'?)."),
-    ({"thresold": 1}, "there is no key 'thresold'; if 'threshold' is meant: fixmatch, uda, semifl, feddb, fedrgd and feddure have it, fedavg has not."),
+    ({"threshold": 0.5}, "method fedavg has no key 'threshold'; leave it out, " + having("threshold") + " have it."),
+    ({"mixup": 1}, "method fedavg has no key 'mixup'; leave it out, " + having("mixup") + " have it."),
+    ({"ramp_rounds": 1}, "method fedavg has no key 'ramp_rounds'; leave it out, fedloke has it."),
+    ({"weight": 1}, "leave it out, " + having("weight") + " have it (or do you mean 'weights'?)."),
+    ({"thresold": 1}, "there is no key 'thresold'; if 'threshold' is meant: " + having("threshold") + " have it, fedavg has not."),
     ({"weigts": 1}, "there is no key 'weigts'; did you mean 'weights'?"),
     ({"zzz": 1}, "there is no key 'zzz'; `fallow run method=fedavg --help` lists those there are."),
 ]

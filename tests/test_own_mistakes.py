@@ -56,7 +56,7 @@ def test_of_a_method_that_is_derived_from_another(tmp_path: Path) -> None:
     "    ends = 3\n\nprint_ends = Mine.ends\n",
     "    def _stpe(self): ...\n    def augment(self): ...\n    def agree(self): ...\n",
     "    @staticmethod\n    def begin(party): ...\n    def end(self, party, more=1): ...\n    def merge(self, *all): ...\n",
-    "    @classmethod\n    def refuse(cls, options): ...\n",
+    "    class Options(Method.Options):\n        def refuse(self):\n            super().refuse()\n",
 ])  # fmt: skip
 def test_what_is_no_mistake(tmp_path: Path, body: str) -> None:
     assert find(written(tmp_path, BASE + body)).__name__ == "Mine"

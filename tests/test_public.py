@@ -237,11 +237,11 @@ def test_data_that_cannot_be_taken(data: Any, said: str) -> None:
 
 def test_a_source_is_printed_shortly() -> None:
     source = sources.load("digits")
-    expected = "Source('digits', 10 classes, train=Split(1,500 images of 1x8x8), test=Split(297 images of 1x8x8))"
+    expected = "Source('digits', 10 classes, train=ImageSet(1,500 images of 1x8x8), test=ImageSet(297 images of 1x8x8))"
     assert repr(source) == expected
     labels = source.train.labels.clone()
     labels[:500] = -1
-    assert repr(type(source.train)(source.train.images, labels)) == "Split(1,500 images of 1x8x8, 500 without label)"
+    assert repr(type(source.train)(source.train.images, labels)) == "ImageSet(1,500 images of 1x8x8, 500 without label)"
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------

@@ -47,7 +47,8 @@ class Pool:
 
     def settle(self, round: int) -> None:
         """The round takes effect."""
-        self._keep.write({f"pool-{client}": record for client, record in self.new.items()}, round)
+        if self.new:
+            self._keep.write({f"pool-{client}": record for client, record in self.new.items()}, round)
         self.new = {}
 
 

@@ -20,6 +20,7 @@ from fallow.data.samples import Samples
 from fallow.engine.party import Party
 from fallow.engine.policies import STATIC, policy_of
 from fallow.methods.base import AnyMethod, Method
+from fallow.methods.datasharing import DataSharing
 from fallow.models import default_norm
 from fallow.runs.speed import Speed
 
@@ -49,7 +50,7 @@ class _Typical(Party):
         self.options, self.is_server, self.slot = options, is_server, None  # type: ignore[assignment]
         self.id, self.round, self.turn, self.received = 0, 1 + options.warmup_rounds, 0, {}
         self.labelled = Samples.of(np.arange(labelled), np.zeros(labelled, np.int64))
-        self.unlabelled = Samples.of(np.arange(unlabelled))
+        self.unlabelled, self.validation = Samples.of(np.arange(unlabelled)), Samples.of(np.arange(0))
 
     def key(self, *parts: int | str) -> int:
         return draws.key(*parts)
@@ -62,11 +63,14 @@ class _Typical(Party):
 
 
 def work(method: type[Method], o: Config, train: int, test: int, classes: int) -> Work:
-    """What a round of these settings asks for."""
+    """What a round of these settings asks for, one after those in which a method warms up."""
+    shared = round(o.share_beta / (1 + o.share_beta) * train) if isinstance(o, DataSharing.Options) else 0
+    train -= shared
     labels = _labels(o, train, classes)
     at_server = labels if o.labels == "server" else 0
     hidden = 0 if o.labels == "all" else train - labels + (labels if o.labelled_as_unlabelled and not at_server else 0)
     own, unlabelled = round((labels - at_server) / o.clients), round(o.unlabelled_ratio * hidden / o.clients)
+    own += round(o.share_alpha * shared) if isinstance(o, DataSharing.Options) else 0
     made = method(o, classes)
     trained = float(o.active_count * _views(made, _Typical(o, False, own, unlabelled)))
     predicted = test / o.eval_every
