@@ -55,6 +55,18 @@ def test_worked_labels():
     assert cuts.tolist() == pytest.approx([0.7034614738, 0.6653662357, 0.6425090928, 0.5777471881], abs=1e-10) and not tail.any()
 
 
+@pytest.mark.parametrize("tail, label", [(2, 2), (3, None), (1, None)])
+def test_of_equal_classes_the_lowest_is_taken(tail, label):
+    """Three classes are the likeliest: the first of them is the label, the second the second best; and of 40 alike the same two."""
+    three, cuts = double([[0.05, 0.3, 0.3, 0.3, 0.05]] * 4), torch.full((40,), 0.9, dtype=torch.float64)
+    for p in (three, torch.cat([three, double([[0.0] * 35] * 4)], 1)):
+        found, kept = method(p.shape[1]).label(p, cuts[: p.shape[1]], torch.zeros(p.shape[1]).index_fill(0, torch.tensor([tail]), 1.0))
+        assert [int(c) if k else None for c, k in zip(found, kept)] == [label] * 4
+    even = torch.full((1, 40), 1 / 40, dtype=torch.float64)
+    found, kept = method(40).label(even, cuts * 0, torch.zeros(40))
+    assert found.tolist() == [0] and kept.all(), "all alike"
+
+
 # -- Example C: steps back -----------------------------------------------------------------------------------------------------
 def test_worked_steps_back():
     """A weight that gains 1 an epoch, by the plan's columns; the server's by its merges."""
@@ -140,6 +152,9 @@ def test_what_a_round_is():
     assert len(method(10, warmup_rounds=1).plan(Worker(640, 0, round=1), {})) == 110
     assert len(method(10).plan(Worker(640, 0, steps=7), {})) == 7
     assert len(method(10).plan(Worker(65, 0, epochs=1), {})) == 1
+    assert not len(method(10).plan(Worker(1, 0), {})), "one sample alone"
+    assert not len(method(10).plan(Worker(0, 300), {"label": found["label"], "kept": np.arange(300) == 7}))
+    assert method(10, warmup_rounds=1).begin(Worker(10, 300)) == {}, "the warm-up is the labels'"
 
 
 def test_who_trained_more_weighs_more_and_counts_come_back(tmp_path):

@@ -22,8 +22,9 @@ from fallow.engine.party import Tally
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Update, Updates
-from fallow.methods.fedmatch import FedMatch, decomposed
+from fallow.methods.fedmatch import FedMatch
 from fallow.methods.parts import helping, plateau
+from fallow.methods.parts.summands import by_fan_in, decomposed
 from fallow.methods.sparse import Sparse, cut, encoded
 from fallow.methods.state import State
 from fallow.runs import Run, prepare
@@ -192,7 +193,7 @@ class FakeServer(dict):  # type: ignore[type-arg]
         super().__init__(sigma=state(SIGMA), psi=state(PSI), model=state(SIGMA), embeddings={}, probe=None)
         self.pool: dict[int, Any] = {}
         self.said: list[Any] = []
-        self.active = [0, 1]
+        self.active, self.round = [0, 1], 0
 
     @property
     def model(self) -> State:
@@ -360,6 +361,18 @@ def test_psi_starts_as_a_share_of_sigma_but_for_biases_and_norms() -> None:
         assert torch.equal(p, 0.2 * sigma[name] if p.dim() > 1 else torch.zeros_like(p)), name
 
 
+def test_first_weights_of_the_released_code() -> None:
+    """A normal distribution cut at two deviations, of variance 1 / fan-in after the cut; biases as they were."""
+    sigma = State.of(models.build("small-cnn", 10, 1, norm="none", size=8)).only("parameters")
+    drawn = by_fan_in(sigma, np.random.default_rng(0))
+    for name, fan_in in (("conv2.weight", 9 * 32), ("conv3.weight", 9 * 64), ("head.weight", 128)):
+        w, parent = drawn[name].double(), fan_in**-0.5 / 0.87962566
+        assert w.abs().max() <= 2 * parent * (1 + 1e-6) and w.abs().max() > 1.9 * parent, "the tail is drawn anew, not clamped"
+        assert (w.abs() > 1.999 * parent).double().mean() < 0.005
+        assert w.std() == pytest.approx(fan_in**-0.5, rel=5 / (2 * w.numel()) ** 0.5), "five deviations of a sample's"
+    assert torch.equal(drawn["conv2.bias"], sigma["conv2.bias"])
+
+
 class Sending(FedMatch):
     up: list[tuple[dict[str, Any], dict[str, Any]]] = []
 
@@ -429,6 +442,23 @@ def test_what_clients_keep_of_the_weights(tmp_path: Path) -> None:
     assert equal(final["none"], final["reference"]) and not equal(final["none"], final["sparse"])
     assert rows["reference"][0]["share_down"] == rows["sparse"][0]["share_down"] == 2.0 and "share_down" not in rows["none"][0]
     assert rows["reference"][-1]["share_down"] < 2 and rows["sparse"][-1]["bytes_down"] < rows["reference"][-1]["bytes_down"]
+
+
+def test_worked_share_of_the_way_down() -> None:
+    """Of six numbers: one of sigma, one of psi (0.05 counts as 0), two of a helper (not where it is 0); first contact is 2."""
+    server = FakeServer()
+    server.active, server.round = [0, 5], 1
+    server["embeddings"] = {0: torch.tensor([1.0, 0.0]), 1: torch.tensor([0.9, 0.1])}
+    server.pool = {
+        0: {"sigma": state([[2.2, -1, 0], [0, 1, -2]]), "psi": state([[0.4, -0.2, 0.05], [0, 0.32, -0.4]])},
+        1: {"sigma": state(SIGMA), "psi": state([[0.4, 0, 0], [0.3, 0.2, -0.42]])},
+    }
+    one = method(keep_between="reference", l1_threshold=0.1, delta_threshold=0.05, helper_every=2)
+    one.measure(server, Updates([]))
+    assert server.logged == {"share_down": pytest.approx((4 / 6 + 2) / 2)}
+    server.round = 0
+    one.measure(server, Updates([]))
+    assert server.logged == {"share_down": pytest.approx((2 / 6 + 2) / 2)}, "a round without helpers"
 
 
 @pytest.mark.usefixtures("in_double")
@@ -539,6 +569,7 @@ def test_constants_of_both_scenarios() -> None:
     paper, released = options(reading="paper"), options(reading="released")
     assert (paper.threshold, paper.weight_decay, paper.helper_hold) == (0.85, 1e-4, True)
     assert (released.threshold, released.order, released.probabilities, released.server_psi) == (0.75, "slices", "clipped", "thresholded")
+    assert (released.first_weights, paper.first_weights) == ("fan-in", "model")
 
 
 class Worker:
@@ -560,6 +591,15 @@ def test_the_released_batches_are_the_same_slices_for_ever() -> None:
     plan = method(order="slices", batch=100).plan(Worker(0, 450, batch=100), {"falls": 0.0})
     [segment] = plan.segments
     assert np.concatenate(segment.streams["u"].positions(3, len(segment))).tolist() == list(range(400))
+
+
+def test_a_client_without_labels_has_batches_of_its_own() -> None:
+    """ceil(450 / 100) steps, however small labelled batches are; as given where a number is."""
+    for keys, sizes in (({"batch": 10}, [100, 100, 100, 100, 50]), ({"batch": 10, "unlabelled_batch": 225}, [225, 225])):
+        [segment] = method(**keys).plan(Worker(0, 450, **keys), {"falls": 0.0}).segments
+        assert segment.streams["u"].sizes(len(segment)) == sizes
+    [segment] = method(order="slices", batch=10).plan(Worker(0, 450, batch=10), {"falls": 0.0}).segments
+    assert segment.streams["u"].sizes(len(segment)) == [100] * 4
 
 
 def test_only_the_released_server_trains_with_small_psi_left_out(tmp_path: Path) -> None:

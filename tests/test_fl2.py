@@ -1,5 +1,7 @@
 """(FL)2: worked numbers, invariants, a client's round against a plain-torch loop, rounds in which the server is alone."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from conftest import TINY, rows, same
 import fallow
 from fallow import models
 from fallow.engine.feed import Batch, Part
-from fallow.methods.fl2 import FL2, by_class, shares
+from fallow.methods.fl2 import FL2, shares
 from fallow.methods.parts.sharpness import ascent
+from fallow.methods.parts.thresholds import by_class
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 
@@ -47,6 +50,16 @@ def test_one_sample_at_least_is_kept():
         q = torch.randn(50, 7, generator=g, dtype=torch.float64).mul(scale).softmax(1)
         confidence, label = q.max(1)
         assert (confidence >= by_class(confidence.mean(), q.mean(0))[label] - 1e-12).any()
+
+
+@pytest.mark.parametrize("alike", [1, 3, 7, 31, 250])
+def test_of_samples_that_are_alike_all_are_kept(alike):
+    """In float32, where the mean of equal numbers is not always that number."""
+    rng = torch.Generator().manual_seed(alike)
+    for _ in range(200):
+        z = torch.randn(1, 7, generator=rng).repeat(alike, 1)
+        party = SimpleNamespace(is_server=False, unlabelled=range(alike), model=None, tau=torch.zeros(1), predict=lambda *a, z=z, **k: z, judge=lambda *a: None)
+        assert FL2(FL2.Options(), 7).begin(party)["kept"].all()
 
 
 # -- Example B: the step -------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from PIL import Image
 import fallow
 from fallow import UserError
 from fallow.engine.keep import Keep
-from fallow.flower import deployed, running, share, traffic
+from fallow.flower import checks, deployed, running, share, traffic
 from fallow.flower.exchange import to_records
 from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
 from fallow.flower.nodes import Nodes
@@ -44,6 +44,7 @@ FOUNDING: dict[str, dict[str, Any]] = {
     "fedloke": {},
     "feddure": {},
     "feddb": {"measure": "prior,diversity"},
+    "fedmatch": {"keep_between": "sparse", "helper_every": 1},
 }
 
 
@@ -251,6 +252,37 @@ def _leaf(head: dict[str, Any], name: str, value: Any) -> None:
             entry[1] = {"value": value}
 
 
+def _replying(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, np.ndarray]], None]:
+    """Puts something else in the place of a part of the reply."""
+
+    def change(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        reply = next(entry[1] for entry in head["tree"]["dict"] if entry[0] == "reply")
+        next(entry for entry in reply["dict"] if entry[0] == name)[1] = value
+
+    return change
+
+
+def _reply(head: dict[str, Any]) -> dict[str, Any]:
+    reply = next(entry[1] for entry in head["tree"]["dict"] if entry[0] == "reply")
+    return {name: shape for name, shape in reply["dict"]}
+
+
+def _logging(name: str) -> Callable[[dict[str, Any], dict[str, np.ndarray]], None]:
+    """Gives what is logged the name of a column of the server's."""
+
+    def change(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        _reply(head)["logs"]["dict"][0][0] = name
+
+    return change
+
+
+def _of_many(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+    """A verdict that is no single one."""
+    path = _reply(head)["finite"]["tensor"]
+    arrays["bool"] = np.ones(3, bool)
+    head["tensors"][path] = ["bool", [3], 0]
+
+
 def _shorter(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
     for place in head["tensors"].values():
         place[1] = [n - 1 for n in place[1][:1]] + place[1][1:]
@@ -270,6 +302,14 @@ def _shorter(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         (lambda h, a: _leaf(h, "round", 0), "its answer is of round 1"),
         (lambda h, a: _leaf(h, "versions", {"torch": "1.0"}), "it has torch 1.0, and the server"),
         (lambda h, a: h.update(tree={"value": 3}), "no message of this protocol"),
+        (lambda h, a: _leaf(h, "seconds", float("nan")), "no message of this protocol"),
+        (_replying("steps", {"value": 10**300}), "no message of this protocol"),
+        (_replying("lr", {"value": "much"}), "no message of this protocol"),
+        (_replying("optimizers", {"list": []}), "no message of this protocol"),
+        (_replying("update", {"dict": []}), "its model is missing, where the others' is a State of"),
+        (_logging("accuracy"), "no message of this protocol"),
+        (_of_many, "no message of this protocol"),
+        (lambda h, a: _leaf(h, "refused", None) or h["tree"]["dict"].append(["refused", {"list": [{"value": "\x1b[2J" + "x" * 9999}]}]), " [2J" + "x" * 496),
     ],
 )  # fmt: skip
 def test_an_update_that_is_none_is_left_out_and_named(change: Any, why: str, tmp_path: Path, reference: Path) -> None:
@@ -310,6 +350,22 @@ def test_two_nodes_of_one_client_and_nodes_of_another_version(tmp_path: Path, re
     assert "refused: this node has torch 1.0, and the server" in capsys.readouterr().err
 
 
+def test_what_is_wrong_with_a_node_s_data_stays_on_the_node(tmp_path: Path, reference: Path, capsys: Any) -> None:
+    there, told = federation(tmp_path), list[str]()
+    _pictures(there.root / "node-1" / "patients" / "jane-doe", [1, 2])
+    (there.root / "node-1" / "node.yaml").write_text("client: 1\ndata: patients\n")
+    with pytest.raises(UserError, match="2 of 3 nodes came"):
+        there.go(there.begin(reference, node_timeout=0.1), told.append)
+    assert len(told) == 1 and told[0].endswith("is refused: its data do not fit the run; its own log says why")
+    assert "'jane-doe'" in capsys.readouterr().err
+
+
+def test_answers_of_another_form_are_left_out() -> None:
+    right = {0: (5, torch.zeros(3), torch.ones(3))}
+    assert checks.differing({0: right, 1: {0: (5, torch.zeros(2), torch.ones(3))}, 2: None, 3: right, 4: "no"}).keys() == {1, 4}
+    assert checks.differing({}) == {}
+
+
 def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = federation(tmp_path)
     there.grid.live.add(5)
@@ -342,6 +398,7 @@ class Up:
         return True
 
     def submit(self, folder: Path) -> str:
+        assert not (folder / "ended.json").exists()  # else the end of an earlier try would be taken for this one's
         with suppress(UserError):
             self.there.go(folder, lambda _: None)
         return "7"
@@ -397,6 +454,8 @@ def test_a_damaged_record_and_one_that_is_gone_are_told(tmp_path: Path) -> None:
     records.write({"a": torch.arange(4)}, 2, [1])
     records.write({"a": torch.arange(5)}, 3, [2])
     assert records.rounds() == [2, 3] and len(records.read(3)["a"]) == 5 and records.read(0) == {}
+    records.write({"a": torch.arange(4)}, 2, [1])  # by one that hung in round 2 while another process did round 3
+    assert records.rounds() == [2, 3]
     with pytest.raises(UserError, match="no longer has what its client kept after round 1"):
         records.read(1)
     file = next((tmp_path / "r").glob("3-*"))

@@ -155,6 +155,21 @@ def test_each_for_itself_is_fedavg(tmp_path: Path) -> None:
     torch.testing.assert_close(one.server.model.groups["parameters"], other.server.model.groups["parameters"], rtol=0, atol=1e-12)
 
 
+def test_the_original_knows_no_unlabelled_images(tmp_path: Path) -> None:
+    """Nor do batch norm's statistics: whatever the unlabelled images are, the round is the same, and a pass is one over the labelled."""
+    made = []
+
+    class Looking(FML):
+        def step(self, s: Any, b: Any) -> None:
+            made.append(bool(b.u))
+            super().step(s, b)
+
+    f = federated(tmp_path, Looking, lambda_u=0.0, norm="bn", steps=None, epochs=1)
+    f.round(0)
+    sizes = [len(f.simulation.federation.clients[c].labelled) for c in f.server.active]
+    assert made == [False] * sum(-(-n // 16) for n in sizes)
+
+
 @pytest.mark.parametrize("start", ["initial", "random"])
 def test_alike_nets_stay_alike_until_the_first_merge(start: str, tmp_path: Path) -> None:
     f = federated(tmp_path, personal_start=start, norm="gn", active=4)

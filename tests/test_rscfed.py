@@ -1,5 +1,7 @@
 """RSCFed: worked numbers, invariants, subsets, a client against a plain-torch loop; the labelled client, the net and the view it brings."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from fallow import models
 from fallow.data import ops
 from fallow.data.federate import PartitionError, Spec, covering, federate
 from fallow.data.views import Views
+from fallow.engine.feed import Batch, Part
 from fallow.methods.parts.mixing import sharpened
 from fallow.methods.rscfed import RSCFed, consensus
 from fallow.methods.state import State
@@ -118,6 +121,37 @@ def test_the_server_averages_the_subsets_means(tmp_path):
         if is_float:
             assert torch.allclose(t.double().flatten(), (sum(expected) / 2)[start : start + t.numel()], rtol=1e-5, atol=1e-5), name
         start += t.numel()
+
+
+def test_the_warm_up_is_averaged_plainly(tmp_path):
+    f = federated(tmp_path, clients=6, active=6, label_count=40, labelled_clients=3, warmup_rounds=1, rounds=2)
+    f.server.draw(0, f._warming())
+    replies, own = f.clients.train(f._requests())
+    updates = f._updates(replies, own)
+    sizes = [3.0, 1.0, 2.0]
+    for u, n in zip(updates, sizes, strict=True):
+        u.weight = n
+    expected = sum(n * u["model"].groups["parameters"].double() for u, n in zip(updates, sizes)) / 6
+    f.method.merge(f.server, updates)
+    assert torch.allclose(f.server.model.groups["parameters"].double(), expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("keys, by", [({}, 64), ({"batch": 16, "unlabelled_batch": 32}, 32), ({"batch": 16, "unlabelled_batch": "equal"}, 16), ({"unlabelled_batch": "full"}, 2)])
+def test_a_short_batch_counts_for_less(keys, by):
+    z = {"teacher": double([[0.5, 0.3, 0.2], [0.8, 0.15, 0.05]]).log(), "student": double([[0.4, 0.4, 0.2], [0.6, 0.3, 0.1]]).log()}
+    lost = []
+    model = SimpleNamespace(together=lambda x, u: (None, z[u]))
+
+    class Teacher:
+        def __call__(self, u, stats):
+            return z[u]
+
+        def follow(self, net, decay):
+            lost.append(decay.item())
+
+    s = SimpleNamespace(model=model, teacher=Teacher(), age=torch.ones(1), descend=lost.append, judge=lambda *a: None, log=lambda **_: None)
+    RSCFed(RSCFed.Options(**keys), 3).step(s, Batch({"x": Part(None), "u": Part({"weak": "teacher", "other": "student"})}, {}))
+    assert lost[0].item() == pytest.approx(0.02 * 0.3135496636 / by, rel=1e-9) and lost[1] == 0.5 and s.age == 2
 
 
 # -- a client in plain torch --------------------------------------------------------------------------------------------------

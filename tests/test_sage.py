@@ -309,4 +309,6 @@ def test_a_split_that_never_comes_ends():
 
 def test_the_preset():
     train = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)
-    assert all(normalisation("sage", data, 3) == train for data in ("cifar10", "cifar100", "svhn", "cinic10"))
+    assert all(normalisation("sage", data, 3) == train for data in ("cifar10", "cifar100", "svhn", "cinic10", "stl10", "photos"))
+    assert normalisation("sage", "digits", 1) == ((pytest.approx(sum(train[0]) / 3),), (pytest.approx(sum(train[1]) / 3),))
+    assert normalisation("usb", "photos", 3) == ((0.5,) * 3, (0.5,) * 3), "other presets do not fall back on it"

@@ -217,6 +217,11 @@ def test_without_both_terms_it_is_fedavg(tmp_path: Path) -> None:
     torch.testing.assert_close(one.server.model.groups["parameters"], other.server.model.groups["parameters"], rtol=0, atol=1e-12)
 
 
+def test_the_received_model_alone_does_not_wait(tmp_path: Path) -> None:
+    """Without helpers and without a threshold every image has the received model's class, from the first round on."""
+    assert federated(tmp_path, helpers=0, threshold=0.0).round(0)["label_ratio"] == 1.0
+
+
 def test_labels_that_stay_until_others_are_agreed_on(tmp_path: Path) -> None:
     f = federated(tmp_path, label_memory="sticky", threshold=0.0, helpers=0, start_round=0, active=4, steps=4, lr=0.1)
     ratios = []
@@ -229,7 +234,7 @@ def test_labels_that_stay_until_others_are_agreed_on(tmp_path: Path) -> None:
     assert quiet.round(0)["label_ratio"] == 0 and (quiet.keep.read(0)["memory"] == -1).all()
 
 
-@pytest.mark.parametrize(("keys", "words"), [({"labels": "server"}, "not defined for labels=server"), ({"debias": True}, "so debias=true has no place"), ({"average": "dma"}, "merges updates in its own way")])
+@pytest.mark.parametrize(("keys", "words"), [({"labels": "server"}, "not defined for labels=server"), ({"debias": True}, "so debias=true has no place"), ({"average": "dma"}, "merges updates in its own way"), ({"helper_choice": "nearest", "statistics": "static"}, "they come without statistics")])
 def test_settings_without_a_meaning_are_refused(keys: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         prepare(None, SMALL | {"method": "semifed"} | keys)

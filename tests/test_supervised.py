@@ -16,6 +16,7 @@ from conftest import TINY
 from plain import close, descend, federated, mean_of, net_of, sgd, watched, weights_of
 from torch import nn
 
+from fallow import models
 from fallow.data.federate import Spec, measured
 from fallow.data.sharing import federate_with_shared
 from fallow.engine.server import Server
@@ -25,6 +26,7 @@ from fallow.methods.base import Update, Updates
 from fallow.methods.heterofl import mean_of_owners
 from fallow.methods.parts.heads import last_layer
 from fallow.methods.state import State
+from fallow.models.heads import head_of
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 from fallow.runs.settings import resolve
@@ -142,6 +144,18 @@ def test_overlapped_extremes() -> None:
     assert e.x == [1.0, 2.0] and e.z == 1.5
 
 
+@pytest.mark.usefixtures("in_double")
+def test_what_is_tested_of_overlapping_clients(tmp_path: Path) -> None:
+    """The mean of the clients' models after their pull, or the anchor: the clients' own models are the same."""
+    ways = [federated(tmp_path / way, "overlapsgd", **ALL, norm="gn", lr=0.125, rounds=3, evaluate=way) for way in ("anchor", "local-mean")]
+    for number in range(3):
+        for f in ways:
+            f.round(number)
+        anchored, other = (f.server for f in ways)
+        close(other["anchor"], dict(anchored.model.tensors()))
+        close(other.model, {n: sum(ways[0].keep.read(k)["personal"][n] for k in range(4)) / 4 for n in anchored.model.tensors()})
+
+
 def test_the_servers_rate_is_the_schedules() -> None:
     o = SimpleNamespace(lr=0.4, schedule="cosine", steps=3, rounds=8)
     server = Server(SimpleNamespace(options=o), None)  # type: ignore[arg-type]
@@ -183,6 +197,41 @@ def test_rounds_of_own_models(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         close(f.server.model, z)
         for k, net in enumerate(nets):
             close(f.keep.read(k)["personal"], weights_of(net))
+
+
+def are_statistics_of(state: State, f: Any) -> None:
+    """Those that plain torch makes for these weights over the whole training set, in batches of 250."""
+    net = net_of(state, "bn")
+    for m in net.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.reset_running_stats()
+            m.momentum = None
+    images = f.simulation.plain(np.arange(len(f.simulation.labels)))
+    with torch.no_grad():
+        for batch in images.split(250):
+            net(batch)
+    for name, buffer in net.named_buffers():
+        if buffer.is_floating_point():
+            torch.testing.assert_close(state[name], buffer, rtol=0, atol=1e-9)
+
+
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize("name", ["easgd", "overlapsgd"])
+def test_the_centre_is_tested_with_statistics_of_its_own(name: str, tmp_path: Path) -> None:
+    """Not with those that were made for an earlier one."""
+    f = federated(tmp_path, name, **ALL, norm="bn", lr=0.125, rounds=2)
+    for number in range(2):
+        f.round(number)
+        are_statistics_of(f.server.model, f)
+
+
+@pytest.mark.usefixtures("in_double")
+def test_an_anchor_after_a_first_rate_of_nothing() -> None:
+    """A warm-up's first rate is 0: nothing has moved the anchor, and there is nothing to scale."""
+    e = Exchange("overlapsgd", [1.0, 2.0], anchor_momentum_scale="lr", schedule="constant,warmup=2", lr=0.5)
+    e.exchange()
+    e.exchange()
+    assert e.x == pytest.approx([0.52, 0.68], abs=1e-12) and e.z == pytest.approx(0.6 + 0.7 * 0.6, abs=1e-12)
 
 
 # -- HeteroFL's row --------------------------------------------------------------------------------------------------------
@@ -227,19 +276,8 @@ def test_rounds_of_the_heterofl_row(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         buffer = {n: 0.5 * buffer[n] + delta[n] for n in w} if buffer else delta
         w = {n: w[n] - buffer[n] for n in w}
         close(f.server.model, w)
-    net = net_of(f.server.model, "bn")
-    for m in net.modules():
-        if isinstance(m, nn.BatchNorm2d):
-            m.reset_running_stats()
-            m.momentum = None
-    images = f.simulation.plain(np.arange(len(f.simulation.labels)))
-    with torch.no_grad():
-        for batch in images.split(250):
-            net(batch)
     made = f.model(f.server.model.only("parameters"))
-    for name, buffer_ in net.named_buffers():
-        if buffer_.is_floating_point():
-            torch.testing.assert_close(made[name], buffer_, rtol=0, atol=1e-9)
+    are_statistics_of(made, f)
     assert torch.equal(made.groups["statistics"], f.server.model.groups["statistics"])
 
 
@@ -262,7 +300,10 @@ def test_rows_of_the_last_layer_by_their_owners() -> None:
     old = torch.full((3, 2), -1.0)
     assert mean_of_owners(rows, owned, old).tolist() == [[1, 2], [6, 7], [-1, -1]]
     assert mean_of_owners(rows[:, :, 0], owned, old[:, 0]).tolist() == [1, 6, -1]
-    assert last_layer(State.of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))).layout, 3) == ["1.weight", "1.bias"]
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+    assert last_layer(head_of(net), dict(net.named_parameters())) == ["1.weight", "1.bias"]
+    names = dict(models.build("resnet9", 3, 3).named_parameters())
+    assert last_layer(head_of(models.build("resnet9", 3, 3)), names) == ["linear.weight", "linear.bias"]
 
 
 def test_a_client_counts_for_its_own_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

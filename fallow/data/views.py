@@ -431,10 +431,7 @@ PRESETS: dict[str, Constants] = {
     "fedrgd:svhn": _RGD_CIFAR,
     "fedrgd:cifar100": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
     "fedrgd:emnist": _MNIST,
-    "sage:cifar10": _RGD_CIFAR,
-    "sage:cifar100": _RGD_CIFAR,
-    "sage:svhn": _RGD_CIFAR,
-    "sage:cinic10": _RGD_CIFAR,
+    "sage": _RGD_CIFAR,
     "usb:cifar10": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "usb:cifar100": ((129.3 / 255, 124.1 / 255, 112.4 / 255), (68.2 / 255, 65.4 / 255, 70.4 / 255)),
     "usb:svhn": ((0.4380, 0.4440, 0.4730), (0.1751, 0.1771, 0.1744)),
@@ -446,8 +443,8 @@ _ALIASES = {"feddb": "semifl", "fedloke": "none", "fedmatch": "none"}
 def normalisation(preset: str | None, data: str, channels: int) -> Constants:
     """Mean and std (after /255) of a data set by a paper's preset; `none`: only /255.
 
-    Where the preset has no row for the data, the first of semifl, feddure, fedrgd, usb, sage that has one; else 1/2 and 1/2,
-    which maps 0..255 to -1..1. One channel asked of three is their average, three of one are three copies.
+    Where the preset has no row for the data (sage has one for all), the first of semifl, feddure, fedrgd, usb that has one; else
+    1/2 and 1/2, which maps 0..255 to -1..1. One channel asked of three is their average, three of one are three copies.
 
     >>> normalisation(None, "digits", 1)
     ((0.5,), (0.5,))
@@ -457,7 +454,8 @@ def normalisation(preset: str | None, data: str, channels: int) -> Constants:
         return (0.0,) * channels, (1.0,) * channels
     if name not in _ORDER:
         raise UserError(f"image.normalise={preset} is no preset", suggest(name, {*_ORDER, *_ALIASES, "none"}))
-    rows = (f"{first}:{data.split(':')[0]}" for first in (name, *_ORDER))
+    of = f":{data.split(':')[0]}"
+    rows = (name + of, name, *(first + of for first in _ORDER))
     mean, std = next((PRESETS[row] for row in rows if row in PRESETS), ((0.5,), (0.5,)))
     if len(mean) == channels:
         return mean, std

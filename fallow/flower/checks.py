@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -13,14 +14,30 @@ from torch import Tensor
 from fallow.engine.clients import Reply, Samples
 from fallow.engine.finite import sound
 from fallow.engine.party import sent_by
+from fallow.engine.slot import RESERVED
 from fallow.flower.messages import Parcel, Tree, Unreadable, unpacked
+from fallow.flower.thin import whole
 from fallow.methods.base import Update
+from fallow.methods.sparse import Sparse
 from fallow.methods.state import Layout, State
 from fallow.runs.origin import versions
+
+MOST = 10**8  # samples, steps, seconds: whoever tells of more makes it up
+WORDS = 500
 
 
 class Refused(Exception):
     """Why an answer is left out, in words that follow `client 2 is left out: `."""
+
+
+def words(told: Any) -> str:
+    """What a node says, fit for a terminal: one line, not endless, and no control characters."""
+    text = "; ".join(map(str, told)) if isinstance(told, list) else str(told)
+    return "".join(c if c.isprintable() else " " for c in text[:WORDS])
+
+
+def is_count(number: Any) -> bool:
+    return type(number) is int and 0 <= number <= MOST
 
 
 def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int, round: int, device: torch.device | str = "cpu") -> Tree:
@@ -28,14 +45,16 @@ def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int,
     try:
         tree = unpacked(parcel, layouts, device)
         if "refused" in tree:
-            raise Refused("; ".join(map(str, tree["refused"])))
+            raise Refused(words(tree["refused"]))
         for what, wanted in (("run", run), ("client", client), ("round", round)):
             if tree[what] != wanted:
                 told = {"run": "its answer is of another run", "client": f"it answers as client {tree[what]}", "round": f"its answer is of round {int(tree['round']) + 1}"}
                 raise Refused(told[what])
         for name, version in versions().items():
             if name != "Python" and tree["versions"].get(name) != version:
-                raise Refused(f"it has {name} {tree['versions'].get(name)}, and the server {version}")
+                raise Refused(f"it has {name} {words(tree['versions'].get(name))}, and the server {version}")
+        if not 0 <= float(tree["seconds"]) <= MOST:
+            raise ValueError
     except Unreadable as e:
         raise Refused(f"its answer cannot be read: {e}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -43,17 +62,21 @@ def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int,
     return tree
 
 
-def reply(tree: Tree, client: int, round: int) -> Reply:
-    """A reply of which every number is one."""
+def reply(tree: Tree, client: int, round: int, sent: Mapping[str, Any]) -> Reply:
+    """A reply of which every number is one, to a client that was sent this."""
     try:
         told = dict(tree["reply"])
-        entries, samples = told.pop("update"), Samples(**told.pop("samples"))
+        entries, samples = whole(told.pop("update"), sent.values()), Samples(**told.pop("samples"))
         made = Reply(update=None if entries is None else Update(entries), samples=samples, **told)
-        whole = all(type(n) is int and n >= 0 for n in (made.steps, samples.labelled, samples.all)) and (made.party, made.round) == (client, round)
-        leaves = [*made.logs.values(), made.finite, *(entries or {}).values()]
-        if not whole or not all(isinstance(t, Tensor | State) for t in leaves):
+        counted = all(map(is_count, (made.steps, samples.labelled, samples.all))) and (made.party, made.round) == (client, round)
+        logged = all(name not in RESERVED and t.dim() == 1 and len(t) > 1 for name, t in made.logs.items())
+        plain = (made.lr is None or math.isfinite(made.lr)) and all(type(name) is str for name in made.looked_at)
+        things = [*(entries or {}).values(), *(t for of in made.optimizers.values() for t in of.values())]
+        if not (counted and logged and plain and made.finite.numel() == 1 and all(isinstance(t, Tensor | State | int | float) for t in things)):
             raise TypeError
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except Unreadable as e:
+        raise Refused(f"its answer cannot be read: {e}") from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Refused("its answer is no message of this protocol") from None
     if not bool(made.finite) or not bool(sound(entries or {}, made.optimizers)):
         raise Refused("its update has numbers that are NaN or infinite")
@@ -63,31 +86,47 @@ def reply(tree: Tree, client: int, round: int) -> Reply:
 
 
 def odd(replies: Mapping[int, Reply]) -> dict[int, str]:
-    """Those whose entries are of another shape than most others', by client."""
+    """Those whose entries are of another shape than most others', or who alone send no model, by client."""
     shapes = {client: _shapes(r) for client, r in sorted(replies.items())}
     found: dict[int, str] = {}
     for name in sorted({n for of in shapes.values() for n in of}):
         usual = Counter(of[name] for of in shapes.values() if name in of).most_common(1)[0][0]
         for client, of in shapes.items():
-            if name in of and of[name] != usual:
-                found.setdefault(client, f"its {name} is {of[name]}, where the others' is {usual}")
+            lacks = "missing" if name == "model" and replies[client].update is not None else usual
+            if of.get(name, lacks) != usual:
+                found.setdefault(client, f"its {words(name)} is {of.get(name, 'missing')}, where the others' is {usual}")
     return found
+
+
+def differing(answers: Mapping[int, Any]) -> dict[int, str]:
+    """Those who answer a question in another shape than most others, by client."""
+    shapes = {client: _form(answer) for client, answer in sorted(answers.items()) if answer is not None}
+    usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ""
+    return {client: f"its answer is {words(form)}, where the others' is {usual}" for client, form in shapes.items() if form != usual}
 
 
 def _shapes(reply: Reply) -> dict[str, str]:
     entries = reply.update.entries if reply.update is not None else {}
-    named = {**entries, **{f"log {k}": v for k, v in reply.logs.items()}}
-    return {k: f"a State of {sorted(v.groups)}" if isinstance(v, State) else f"{list(v.shape)} {v.dtype}" for k, v in named.items()}
+    named = {**entries, **{f"log {k}": v for k, v in reply.logs.items()}, **{f"optimizer of {k}": v for k, v in reply.optimizers.items() if v}}
+    return {k: _form(v) for k, v in named.items()}
 
 
-def long(replies: Mapping[int, Reply], sent: Mapping[int, Any], limit: float | None) -> dict[int, str]:
-    """Those whose model moved so many times as far as the median one, by client."""
-    lengths: dict[int, float] = {}
-    for client, r in replies.items():
-        new, old = r.update.get("model") if r.update is not None else None, sent.get(client)
-        if isinstance(new, State) and isinstance(old, State):
-            moved = new.groups["parameters"].double() - old.groups["parameters"].double()
-            lengths[client] = float(torch.linalg.vector_norm(moved))
+def _form(thing: Any) -> str:
+    if isinstance(thing, State):
+        more = f" that travels sparse, with {_form(thing.changed)}" if isinstance(thing, Sparse) else ""
+        return f"a State of {sorted(thing.groups)}{more}"
+    if isinstance(thing, Tensor):
+        return f"{list(thing.shape)} {thing.dtype}"
+    if isinstance(thing, dict):
+        return "{" + ", ".join(f"{k}: {_form(v)}" for k, v in thing.items()) + "}"
+    if isinstance(thing, list | tuple):
+        return "(" + ", ".join(map(_form, thing)) + ")"
+    return type(thing).__name__
+
+
+def long(replies: Mapping[int, Reply], sent: Mapping[int, Mapping[str, Any]], limit: float | None) -> dict[int, str]:
+    """Those whose update is so many times as long as the median one, by client; its length is that of what it changes of all nets that were sent."""
+    lengths = {client: _length(r, sent[client]) for client, r in replies.items()}
     moving = [n for n in lengths.values() if n]
     if limit is None or len(moving) < 2:
         return {}
@@ -95,3 +134,12 @@ def long(replies: Mapping[int, Reply], sent: Mapping[int, Any], limit: float | N
     return {
         c: f"its update is {n / median:.3g} times as long as the median one (update_norm_limit={limit:g})" for c, n in lengths.items() if n > limit * median
     }
+
+
+def _length(reply: Reply, sent: Mapping[str, Any]) -> float:
+    squares = 0.0
+    for name, new in (reply.update.entries if reply.update is not None else {}).items():
+        old = sent.get(name)
+        if isinstance(new, State) and isinstance(old, State) and new.layout == old.layout and "parameters" in new.groups.keys() & old.groups.keys():
+            squares += float((new.groups["parameters"].double() - old.groups["parameters"].double()).square().sum())
+    return math.sqrt(squares)

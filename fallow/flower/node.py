@@ -17,7 +17,8 @@ from fallow.errors import UserError
 from fallow.flower import share as shares
 from fallow.flower.messages import VERSION, Parcel, Tree, Unreadable, packed, unpacked
 from fallow.flower.records import Records
-from fallow.flower.workplace import Workplace, check_code, options_of, share_of
+from fallow.flower.thin import thinned, whole
+from fallow.flower.workplace import Unfit, Workplace, check_code, options_of, share_of
 from fallow.runs.origin import versions
 
 
@@ -36,6 +37,9 @@ class Node:
         """What a message comes to. Whatever fails here is told in words that say nothing of the data."""
         try:
             return self._answer(json.loads(order.about), order)
+        except Unfit as e:
+            print(f"error: {e}", file=sys.stderr, flush=True)
+            return self._refusal("its data do not fit the run", "its own log says why")
         except UserError as e:
             return self._refusal(e.cause, e.remedy)
         except Unreadable as e:
@@ -65,7 +69,8 @@ class Node:
             raise UserError(f"the message of round {tree['round'] + 1} came after the round's time", "raise round_timeout, or compare the clocks")
         started = time.perf_counter()
         records = Records(self.folder / "state" / about["run"] / str(self.client), place.layouts, place.device)
-        job = Job(self.client, tree["round"], tree["message"], 0, records.read(tree["kept"]))
+        record = records.read(tree["kept"])
+        job = Job(self.client, tree["round"], whole(tree["message"], record.values()), 0, record)
         if tree["do"] == "ask":
             found: Tree = {"question": tree["question"], "answer": place.ask(tree["question"], job, tree["about"])}
         else:
@@ -80,10 +85,10 @@ class Node:
         """What the server must know of this node before the first round: counts, and nothing of any one sample."""
         _, options = options_of(about["options"], self.folder, self.device)
         share = share_of(self.folder, options, tuple(about["classes"]))
-        return {"client": self.client, "protocol": VERSION, "versions": versions(), "samples": share.counts, "shape": list(share.images.shape[1:])}
+        return {"client": self.client, "protocol": VERSION, "versions": versions(), "samples": share.counts}
 
 
 def told(outcome: Outcome) -> dict[str, Any]:
     """A reply as it travels: without what the client keeps."""
     entries = None if outcome.update is None else outcome.update.entries
-    return {k: v for k, v in vars(outcome).items() if k != "record"} | {"update": entries, "samples": vars(outcome.samples)}
+    return {k: v for k, v in vars(outcome).items() if k != "record"} | {"update": thinned(entries), "samples": vars(outcome.samples)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from fallow.flower.checks import Refused
 from fallow.flower.messages import Parcel, Tree, packed
 from fallow.flower.roster import Roster
 from fallow.flower.terms import Terms
+from fallow.flower.thin import thinned
 from fallow.runs.nodes import JOURNAL
 
 
@@ -63,19 +65,20 @@ class Nodes:
         self._row["asked"] = [r.party for r in requests]
         good: dict[int, Reply] = {}
         own: list[Outcome] | None = None
+        messages = {r.party: r.message for r in requests}
         for _ in range(1 + self.terms.round_retries):
             sent = self._post("train", [r for r in requests if r.party not in good])
             own = self.executor.run(list(here)) if own is None and here else own or []
             for client, tree in self._answers(sent, enough=lambda: len(good) >= self.wanted):
                 try:
-                    good[client] = checks.reply(tree, client, self._round)
+                    good[client] = checks.reply(tree, client, self._round, messages[client])
                     self._row.get("absent", {}).pop(client, None)
                 except Refused as e:
                     self._absent(client, str(e))
-            models = {r.party: r.message.get("model") for r in requests}
-            for client, why in (checks.odd(good) | checks.long(good, models, self.terms.update_norm_limit)).items():
-                del good[client]
-                self._absent(client, why)
+            for wrong in (checks.odd, partial(checks.long, sent=messages, limit=self.terms.update_norm_limit)):
+                for client, why in wrong(good).items():
+                    del good[client]
+                    self._absent(client, why)
             if len(good) >= min(self.wanted, self.terms.least(len(requests))):
                 break
         else:
@@ -99,6 +102,9 @@ class Nodes:
         if sent is not None:
             for client, tree in self._answers(sent):
                 found[client] = _checked_answer(tree.get("answer"))
+            for client, why in checks.differing({c: a for c, a in found.items() if c > SERVER}).items():
+                del found[client]
+                self._absent(client, why)
         return [found.get(r.party if r.party > SERVER else -1 - k) for k, r in enumerate(asked)]
 
     def settle(self, round: int) -> None:
@@ -122,7 +128,7 @@ class Nodes:
                 continue
             kept = self.keep.version.get(request.party, 0)
             tree = {
-                "do": kind, "client": request.party, "round": request.round, "message": request.message, "until": time.time() + self.terms.round_timeout,
+                "do": kind, "client": request.party, "round": request.round, "message": thinned(request.message), "until": time.time() + self.terms.round_timeout,
                 "kept": self._used.get(request.party, kept) if after else kept,
                 "needed": sorted({kept, *(v.get(request.party, 0) for v in self.keep.committed)} - {0}), **more,
             }  # fmt: skip

@@ -46,7 +46,7 @@ class Records:
             raise UserError(f"what the client kept after round {round} is damaged ({path})", "restore the file, or start the run anew") from None
 
     def write(self, record: Record, round: int, needed: Collection[int]) -> None:
-        """Puts a round's record on the disk, whole or not at all; of the others only the needed ones stay."""
+        """Puts a round's record on the disk, whole or not at all; of the others the needed ones stay, and later ones, which are not this one's to judge."""
         with disk.errors_as_user_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         shape, tensors = pack(record, self.layouts)
@@ -55,7 +55,7 @@ class Records:
         disk.write(self.folder / name, data)
         disk.sync(self.folder)
         for path in self.folder.iterdir():
-            if path.name != name and _round(path) not in needed:
+            if path.name != name and _round(path) <= round and _round(path) not in needed:
                 disk.remove(path)
 
     def rounds(self) -> list[int]:

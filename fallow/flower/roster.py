@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fallow.errors import UserError
+from fallow.flower.checks import is_count, words
 from fallow.flower.messages import VERSION, Parcel, Tree, Unreadable, packed, unpacked
 from fallow.runs.origin import versions
 
@@ -74,16 +75,16 @@ class Roster:
         try:
             tree: dict[str, Any] = unpacked(answer, {})
             if "refused" in tree:
-                return "; ".join(map(str, tree["refused"]))
+                return words(tree["refused"])
             client = tree["client"]
             if tree["protocol"] != VERSION:
-                return f"it speaks version {tree['protocol']} of the protocol, not {VERSION}"
+                return f"it speaks version {words(tree['protocol'])} of the protocol, not {VERSION}"
             for name, version in versions().items():
                 if name != "Python" and tree["versions"].get(name) != version:
-                    return f"it has {name} {tree['versions'].get(name)}, and the server {version}"
-            if not isinstance(client, int) or not 0 <= client < self.clients:
-                return f"it says it is client {client}, and the run has clients 0 to {self.clients - 1}"
-            if not all(type(tree["samples"][side]) is int and tree["samples"][side] >= 0 for side in ("labelled", "unlabelled")):
+                    return f"it has {name} {words(tree['versions'].get(name))}, and the server {version}"
+            if type(client) is not int or not 0 <= client < self.clients:
+                return f"it says it is client {words(client)}, and the run has clients 0 to {self.clients - 1}"
+            if not all(is_count(tree["samples"][side]) for side in ("labelled", "unlabelled")):
                 return "its counts of samples are none"
         except (Unreadable, KeyError, TypeError, AttributeError):
             return "its answer is no message of this protocol"

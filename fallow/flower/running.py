@@ -49,6 +49,7 @@ def go(fed: Federation, folder: Path, tell: Callable[[str], None]) -> None:
 
     journal = folder / JOURNAL
     seen, done = len(journal.read_text().splitlines()) if journal.exists() else 0, RunFolder(folder).committed()
+    disk.remove(folder / ENDED)  # of an earlier try
     number = fed.submit(folder)
 
     def row(new: dict[str, Any]) -> None:

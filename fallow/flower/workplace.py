@@ -50,9 +50,16 @@ def check_code(about: dict[str, Any], folder: Path) -> None:
             raise UserError(f"this node has another {what} {name} than the server", f"put the server's file into {folder}")
 
 
+class Unfit(UserError):
+    """What is wrong with a node's own data: names of files and classes, which stay there."""
+
+
 def share_of(folder: Path, options: Config, classes: tuple[str, ...]) -> Share:
     image = options.image
-    return shares.named(shares.read(folder / "node.yaml", image.size, image.fit, image.channels), classes, options.labels)
+    try:
+        return shares.named(shares.read(folder / "node.yaml", image.size, image.fit, image.channels), classes, options.labels)
+    except UserError as e:
+        raise Unfit(e.cause, e.remedy) from None
 
 
 class Workplace:

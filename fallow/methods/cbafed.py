@@ -27,10 +27,10 @@ from fallow.methods.base import (
     Value,
 )
 from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.batching import rates
 from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.labelling import one_hot
 from fallow.methods.parts.losses import cross_entropy
-from fallow.methods.rscfed import rates
 
 
 class CountedParty(Party):
@@ -101,7 +101,7 @@ class CBAFed(Method[ResidualSlot, CountedParty, Columns]):
         return (share + self.o.base - share.std()).clamp_max(self.o.top), tail.to(share)
 
     def begin(self, party: CountedParty) -> dict[str, Tensor]:
-        if not len(party.unlabelled):
+        if not len(party.unlabelled) or party.round < self.o.warmup_rounds:
             return {}
         p = party.predict(party.model, party.unlabelled, "weak").softmax(1)
         label, kept = self.label(p, party.received["cuts"], party.received["tail"])
@@ -111,8 +111,8 @@ class CBAFed(Method[ResidualSlot, CountedParty, Columns]):
 
     def label(self, p: Tensor, cuts: Tensor, tail: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest class where it passes its threshold, else the second best if that is a tail class."""
-        best, order = p.topk(2, 1)
-        first, second = order.unbind(1)
+        best, order = p.sort(dim=1, descending=True, stable=True)                        # of equal ones the lowest class
+        first, second = order[:, 0], order[:, 1]
         sure, rescued = best[:, 0] > cuts.index_select(0, first), tail.index_select(0, second) > 0
         return torch.where(sure | ~rescued, first, second), sure | rescued
 
@@ -121,7 +121,7 @@ class CBAFed(Method[ResidualSlot, CountedParty, Columns]):
         epochs = self.o.warmup_epochs if warm and party.epochs else party.epochs
         x = even(party, party.labelled).batches(party.batch, "labelled", epochs=epochs, steps=party.steps)
         plan = Plan(self.supervised, x=x, **self.steps_back(x))
-        if "label" in found and found["kept"].any() and not warm:
+        if "label" in found and found["kept"].any():
             kept = even(party, party.unlabelled.label(found["label"]).where(found["kept"]))
             u = kept.batches(party.batch, "weak", epochs=1 if party.epochs else None, steps=party.steps)
             plan = plan + Plan(u=u).having(lr=rates(party, len(u), self.o.unlabelled_lr))
@@ -165,7 +165,7 @@ class CBAFed(Method[ResidualSlot, CountedParty, Columns]):
 
 def even(party: Party, data: Samples) -> Samples:
     """Without one sample, drawn, where the last batch would be of one alone, which batch norm cannot bear."""
-    alone = party.batch and len(data) > 1 and len(data) % party.batch == 1
+    alone = party.batch and len(data) % party.batch == 1
     return data.take(party.rng("even").permutation(len(data))[1:]) if alone else data
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from fallow.config import key
 from fallow.errors import UserError
-from fallow.methods.base import Batch, Held, Method, Net, NetHandle, Party, Server, Slot, Update, Updates
+from fallow.methods.base import Batch, Held, Message, Method, Net, NetHandle, Party, Server, Slot, Update, Updates
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.losses import cross_entropy
 
@@ -61,8 +61,9 @@ class EASGD(Method[OwnSlot, OwnParty, Batch]):
         return Update(model=x)
 
     def merge(self, server: Server, updates: Updates) -> None:
-        there = len(updates) / self.o.active_count
-        server.move(server.model.lerp(mean(updates), there))                             # z + alpha sum_k (x_k - z)
+        average, there = mean(updates), len(updates) / self.o.active_count
+        z = server.model.only(*average.groups)                                           # statistics made for the old z are not the new one's
+        server.move(z.lerp(average, there))                                              # z + alpha sum_k (x_k - z)
 
 
 class OverlapSGD(EASGD):
@@ -77,8 +78,17 @@ class OverlapSGD(EASGD):
         anchor_momentum_scale: Literal["constant", "lr"] = key(
             "constant", "the anchor's momentum stays as it is, or shrinks and grows with the learning rate, as in the released code"
         )
+        evaluate: Literal["anchor", "local-mean"] = key("anchor", "the server's model, which is tested and stored: the anchor, or the mean of the clients'")
 
     o: Options
+
+    def start(self, server: Server) -> None:
+        super().start(server)
+        if self.o.evaluate == "local-mean":
+            server["anchor"] = server.model
+
+    def down(self, server: Server, client: int) -> Message:
+        return {"model": server["anchor"] if self.o.evaluate == "local-mean" else server.model}
 
     def end(self, party: OwnParty) -> Update | None:
         if not party.made:
@@ -89,5 +99,9 @@ class OverlapSGD(EASGD):
 
     def merge(self, server: Server, updates: Updates) -> None:
         if self.o.anchor_momentum_scale == "lr" and "momentum" in server:
-            server["momentum"] = server["momentum"] * (server.rate(server.round) / server.rate(server.round - 1))
-        server.move(mean(updates))                                                       # v <- beta v + (mean_k x_k - z);  z <- z + v
+            now, before = server.rate(server.round), server.rate(server.round - 1)
+            server["momentum"] = server["momentum"] * (now / before if before else 1.0)  # a warm-up's first rate is 0
+        x = mean(updates)
+        server.move(x, base=server["anchor"] if self.o.evaluate == "local-mean" else None)   # v <- beta v + (mean_k x_k - z);  z <- z + v
+        if self.o.evaluate == "local-mean":
+            server["anchor"], server["model"] = server.model, x

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -36,12 +35,13 @@ from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.labelling import LabellerPart, LabellerParty, LabellerSlot
 from fallow.methods.parts.losses import ce, cross_entropy, kl, masked_mean
 from fallow.methods.parts.plateau import Plateau, PlateauParty
+from fallow.methods.parts.summands import Weights, by_fan_in, decomposed, differing, fixed, numbers, total
 from fallow.methods.plan import StepFunction
 from fallow.methods.sparse import Sparse, cut, kept
 
-Weights = Mapping[str, Tensor]
 LEAST = 1e-7  # Keras clips probabilities to it
 WEIGHTS = ("sigma", "psi")
+ALONE = 100  # unlabelled images of a step where a client has no labelled ones to go with
 
 
 class Apart(LabellerSlot):
@@ -80,7 +80,7 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
     }  # fmt: skip
     readings = {
         "paper": {"threshold": 0.85, "weight_decay": 1e-4, "helper_hold": True},
-        "released": {"order": "slices", "probabilities": "clipped", "server_psi": "thresholded"},
+        "released": {"order": "slices", "probabilities": "clipped", "server_psi": "thresholded", "first_weights": "fan-in"},
     }
 
     class Options(Plateau):
@@ -92,6 +92,7 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         lambda_l1: float = key(1e-4, "pull of psi towards 0 (labels at the server: 1e-5)", "lambda_L1", ge=0)
         l1_threshold: float = key(5e-6, "size up to which a number of psi counts as 0 (labels at the server: 1e-5)", ge=0)
         delta_threshold: float = key(5e-5, "change of a number up to which it is not sent (labels at the server: 1e-5)", ge=0)
+        first_weights: Literal["model", "fan-in"] = key("model", "sigma's first weights: the model's own, or truncated normal ones by fan-in")
         psi_factor: float = key(0.2, "psi's first weights as a share of sigma's", ge=0)
         helpers: int = key(2, "other clients whose psi a client is sent", "H", ge=0, le=100)
         helper_every: int = key(10, "rounds between helpers", ge=1)
@@ -149,7 +150,8 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
     # -- the server ----------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
         super().start(server)
-        server["sigma"] = server.model.only("parameters")
+        sigma = server.model.only("parameters")
+        server["sigma"] = sigma if self.o.first_weights == "model" else by_fan_in(sigma, server.rng("sigma"))
         server["psi"] = decomposed(server["sigma"], self.o.psi_factor)
         server["model"] = server.model.having(self.tested(server["sigma"], server["psi"]), "parameters")
         server["probe"], server["embeddings"] = helping.noise(server), {}
@@ -157,10 +159,14 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
     def down(self, server: Server, client: int) -> Message:
         message = self.as_sent(server, client)
         message["model"] = server.model.only("statistics", "counters")
-        if (server.round + 1) % self.o.helper_every == 0 and client in server["embeddings"]:
-            for j, k in enumerate(helping.nearest(server["embeddings"], client, self.o.helpers)):
-                message[f"helper{j}"] = self.patched(server, client, "psi", server.pool[k]["psi"])
+        for j, k in enumerate(self.helpers_of(server, client)):
+            message[f"helper{j}"] = self.patched(server, client, "psi", server.pool[k]["psi"])
         return message
+
+    def helpers_of(self, server: Server, client: int) -> list[int]:
+        """Who helps a client in this round."""
+        due = (server.round + 1) % self.o.helper_every == 0 and client in server["embeddings"]
+        return helping.nearest(server["embeddings"], client, self.o.helpers) if due else []
 
     def as_sent(self, server: Server, client: int) -> Message:
         """sigma and psi as this client gets them."""
@@ -204,8 +210,10 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
                 continue
             has, o = server.pool[client], self.o
             zero = {"sigma": 0.0, "psi": o.l1_threshold}
-            changed = [Sparse(cut(server[n], has[n], o.delta_threshold, zero[n], both=True), has[n]).changed.sum() for n in WEIGHTS]
-            downs.append(float(sum(changed)) / numbers(server["sigma"]))
+            count = sum(differing(server[n], has[n], o.delta_threshold, zero[n]).sum() for n in WEIGHTS)
+            for psi in (server.pool[k]["psi"] for k in self.helpers_of(server, client)):
+                count = count + (differing(psi, has["psi"], o.delta_threshold, o.l1_threshold) & (psi.groups["parameters"].abs() > o.l1_threshold)).sum()
+            downs.append(float(count) / numbers(server["sigma"]))
         server.log(share_down=sum(downs) / len(downs))
 
     def tested(self, sigma: State, psi: State) -> State:
@@ -249,11 +257,12 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         """What a helper says of all unlabelled images: its probabilities, and behind them one-hot its vote [n, 2 C]."""
         z = party.predict(helper, party.unlabelled, "weak")
         said = labelling.debiased(z, mean_prediction(z)) if self.o.debias and self.o.debias_helpers else z
-        return torch.cat([z.softmax(1), helping.one_hot(said.argmax(1), self.classes)], 1)
+        return torch.cat([z.softmax(1), labelling.one_hot(said.argmax(1), self.classes)], 1)
 
     def plan(self, party: ApartParty, found: Found) -> Plan:
         o, votes = self.o, found.get("votes")
-        x, u = paired(party, "labelled", ("weak", "strong"), votes=votes)
+        alone = o.labels != "server" and not len(party.labelled) and isinstance(o.unlabelled_batch, str) and o.unlabelled_batch.startswith("match")
+        x, u = paired(party, "labelled", ("weak", "strong"), ALONE if alone else None, votes=votes)
         lr = plateau.rate(o, float(found["falls"])) if plateau.judges(o, party) is not None else None
         if party.is_server:
             step = self.supervised if o.server_psi == "whole" else self.supervised_thresholded
@@ -269,7 +278,8 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         if party.steps is not None:
             return Plan(step, x=replace(x, steps=party.steps), u=replace(u, steps=party.steps))
         drives = x if x else u
-        steps = max(1, round(len(drives.samples) / (party.batch or len(drives.samples))))
+        size = drives.size if isinstance(drives.size, int) else len(drives.samples)
+        steps = max(1, round(len(drives.samples) / size))
         once = Plan(step, x=replace(x, steps=steps), u=replace(u, steps=steps))
         return sum((once for _ in range(max(1, round(party.epochs or 1)))), Plan())
 
@@ -324,9 +334,9 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
     def agreed(self, own: Tensor, cast: Tensor) -> Tensor:
         """The class with the most of the local model's vote and the helpers' [n, H, C]; argmax alone may take any of equal counts."""
         lower = torch.arange(self.classes, device=own.device) / (4 * self.classes)
-        counts = helping.one_hot(own, self.classes) + cast.sum(1) - lower
+        counts = labelling.one_hot(own, self.classes) + cast.sum(1) - lower
         if self.o.agreement_tie == "local":
-            counts = counts + 0.5 * helping.one_hot(own, self.classes)
+            counts = counts + 0.5 * labelling.one_hot(own, self.classes)
         return counts.argmax(1)
 
     def penalty(self, sigma: Weights, psi: Weights) -> Tensor:
@@ -367,27 +377,3 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
             getattr(party, name).load(state)  # what stays here is what the server has
         sent: Message = {name: Sparse(state, received[name]) for name, state in up.items()}
         return Update(model=party.model.state.only("statistics", "counters"), **sent)
-
-
-# -- weights -----------------------------------------------------------------------------------------------------------
-def decomposed(sigma: State, factor: float) -> State:
-    """psi's first values: a share of sigma's; none of biases and norm layers' parameters."""
-    psi = sigma.map(torch.zeros_like)
-    for name, p in psi.tensors().items():
-        if p.dim() > 1:
-            p.copy_(sigma[name] * factor)
-    return psi
-
-
-def fixed(net: NetHandle) -> dict[str, Tensor]:
-    """A net's weights, through which no gradient flows."""
-    return {name: p.detach() for name, p in net.weights.items()}
-
-
-def total(sigma: Weights, psi: Weights) -> dict[str, Tensor]:
-    """theta = sigma + psi."""
-    return {name: c + psi[name] for name, c in sigma.items()}
-
-
-def numbers(state: State) -> int:
-    return sum(e.numel for e in state.layout.entries if e.group == "parameters")

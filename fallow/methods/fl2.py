@@ -29,6 +29,7 @@ from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.labelling import weak_logits
 from fallow.methods.parts.losses import ce, cross_entropy, kl, masked_mean
 from fallow.methods.parts.sharpness import ascent
+from fallow.methods.parts.thresholds import by_class
 
 
 class StatusParty(Party):
@@ -89,7 +90,8 @@ class FL2(Method[Slot, StatusParty, Columns]):
         if party.is_server or not len(party.unlabelled):
             return {}
         q = weak_logits(party).softmax(1)
-        (confidence, label), tau = q.max(1), q.amax(1).mean()                           # Eq. 8
+        confidence, label = q.max(1)
+        tau = confidence.mean().clamp_max(confidence.amax())                            # Eq. 8; rounding may not lift it above all
         kept = confidence >= by_class(tau, q.mean(0)).index_select(0, label)            # Eqs. 9, 10
         party.tau.copy_(tau)
         party.judge(party.unlabelled, label, kept)
@@ -123,11 +125,6 @@ class FL2(Method[Slot, StatusParty, Columns]):
     def merge(self, server: Server, updates: Updates) -> None:
         """Clients that are less sure have more to say."""
         server.move(mean(updates, weights=shares(torch.cat([u["tau"] for u in updates]))))
-
-
-def by_class(tau: Tensor, mean: Tensor) -> Tensor:
-    """Each class's threshold: a client's mean confidence, less where the class is predicted less."""
-    return tau * mean / mean.amax()
 
 
 def shares(tau: Tensor) -> Tensor:

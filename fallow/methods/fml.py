@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,7 +49,7 @@ class FML(Method[Mutual, Party, Columns]):
     class Options(Method.Options):
         alpha: float = key(0.5, "of the personal model's loss on labels, against what it learns from the other", "alpha", ge=0, le=1)
         beta: float = key(0.5, "of the travelling model's", "beta", ge=0, le=1)
-        lambda_u: float = key(1.0, "of learning from each other on unlabelled images (0: the original method)", "lambda_u", ge=0)
+        lambda_u: float = key(1.0, "of learning from each other on unlabelled images (0: the original method, without them)", "lambda_u", ge=0)
         update: Literal["simultaneous", "alternating"] = key("simultaneous", "both step at once, or the second learns from the first as it then is")
         personal_start: Literal["initial", "random"] = key("initial", "a client's first personal model: the run's first weights, or its own random ones")
         views: Literal["weak", "fedloke"] = key("weak", "one weak view for all, or FedLoKe's: taught on weak views, learnt on strong ones")
@@ -70,6 +71,9 @@ class FML(Method[Mutual, Party, Columns]):
         return {"model": Net(), "personal": Net(keep=True, start=self.o.personal_start, optimizer="keep")}
 
     def plan(self, party: Party, found: Found) -> Plan:
+        if not self.o.lambda_u:                                                             # the original knows labelled images only
+            x = party.labelled.batches(party.batch, "labelled", epochs=party.epochs, steps=party.steps)
+            return Plan(x=x, u=party.unlabelled.take(np.arange(0)).batches(1, "weak"), ramp=1.0)
         views = ("weak",) if self.o.views == "weak" else ("weak", "strong")
         x, u = paired(party, "labelled", views)
         return Plan(x=x, u=u, ramp=min(1.0, party.round / self.o.ramp_rounds) if self.o.ramp_rounds else 1.0)

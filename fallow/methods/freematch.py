@@ -11,7 +11,7 @@ from fallow.config import key
 from fallow.methods.base import Value
 from fallow.methods.parts import thresholds
 from fallow.methods.parts.adaptive import Adaptive, SizedBatch
-from fallow.methods.parts.labelling import LabellerSlot
+from fallow.methods.parts.labelling import LabellerSlot, one_hot
 
 
 class FreeSlot(LabellerSlot):
@@ -43,9 +43,10 @@ class FreeMatch(Adaptive[FreeSlot]):
         confidence, label = p.max(1)
         thresholds.moved(s.tau, confidence.mean(), m)
         thresholds.moved(s.mean_p, p.mean(0), m)
-        thresholds.moved(s.shares, (label[:, None] == torch.arange(self.classes, device=z.device)).to(p.dtype).mean(0), m)
-        tau = s.tau.clamp_max(0.95) if self.o.threshold_range == "global" else s.tau
-        needed = tau * s.mean_p / s.mean_p.amax()
+        thresholds.moved(s.shares, one_hot(label, p).mean(0), m)
+        if self.o.threshold_range == "global":
+            s.tau.clamp_(max=0.95)
+        needed = thresholds.by_class(s.tau, s.mean_p)
         needed = needed.clamp(0.9, 0.95) if self.o.threshold_range == "final" else needed
         return label, (confidence >= needed[label]).to(p.dtype)
 

@@ -11,8 +11,7 @@ from fallow.config import key
 from fallow.methods.base import Found, Plan
 from fallow.methods.parts import mixing
 from fallow.methods.parts.consistency import Consistency, ConsistencySlot, RampedBatch
-from fallow.methods.parts.helping import one_hot
-from fallow.methods.parts.labelling import LabellerParty
+from fallow.methods.parts.labelling import LabellerParty, one_hot
 from fallow.methods.parts.losses import ce
 
 

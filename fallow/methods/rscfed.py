@@ -30,11 +30,10 @@ from fallow.methods.base import (
     Value,
 )
 from fallow.methods.parts.averaging import mean
-from fallow.methods.parts.batching import paired
+from fallow.methods.parts.batching import paired, rates
 from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.losses import cross_entropy
 from fallow.methods.parts.mixing import sharpened
-from fallow.schedule import Schedule
 
 Distance = Literal["tensors", "whole"]
 USUAL = 6000  # images of a client of the paper's, for which its scales are
@@ -127,7 +126,8 @@ class RSCFed(Method[TaughtSlot, TaughtParty, Columns]):
         if b.u:
             with torch.no_grad():
                 target = sharpened(s.teacher(b.u.weak, stats="batch").softmax(1), self.o.temperature)
-            full = self.o.batch if isinstance(self.o.batch, int) and not b.x else len(zu)        # a short batch counts for less
+            sizes = [] if b.x or self.o.unlabelled_batch == "full" else [self.o.unlabelled_batch, self.o.batch]
+            full = next((n for n in sizes if isinstance(n, int)), len(zu))                       # a short batch counts for less
             loss = loss + self.o.weight * ((zu.softmax(1) - target) ** 2).sum() / full
             s.judge(b.u, target.argmax(1))
         s.descend(loss)
@@ -142,6 +142,8 @@ class RSCFed(Method[TaughtSlot, TaughtParty, Columns]):
         return update
 
     def merge(self, server: Server, updates: Updates) -> None:
+        if server.round < self.o.warmup_rounds:
+            return super().merge(server, updates)
         means, o = [], self.o
         for subset in self.drawn(server):
             members = [u for u in updates.clients if u.client in subset]
@@ -152,12 +154,6 @@ class RSCFed(Method[TaughtSlot, TaughtParty, Columns]):
                 means.append(mean(states, weights=consensus(states, sizes, labelled, o.boost, scale, o.distance)[1]))
         if means:
             server.move(mean(means))
-
-
-def rates(party: Party, steps: int, lr: float) -> list[float]:
-    """Another learning rate by the run's schedule."""
-    schedule = Schedule.parse(party.options.schedule)
-    return [lr * schedule.factor(party.round, step, steps, party.options.rounds) for step in range(steps)]
 
 
 def consensus(states: Sequence[State], sizes: Sequence[float], labelled: Sequence[bool], boost: float, scale: float, how: Distance) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fallow.config import key
+from fallow.errors import UserError
 from fallow.keys.section import Keys
 from fallow.methods.base import (
     Batch,
@@ -27,6 +28,7 @@ from fallow.methods.base import (
 from fallow.methods.parts import helping
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import Facts, common
+from fallow.methods.parts.labelling import one_hot
 from fallow.methods.parts.losses import Reduction, ce, cross_entropy, kl, masked_mean
 
 
@@ -72,7 +74,13 @@ class SemiFed(Method[Slot, Remembering, Columns]):
         consistency_threshold: float = key(0.0, "confidence that the consistency's target needs", ge=0)
         reduction: Reduction = key("all", "loss on agreed labels: mean over the batch, or over those that hold")
         ramp_rounds: int = key(0, "rounds until both have full weight", ge=0)
-        start_round: int = key(1, "rounds without agreed labels at the start", ge=0)
+        start_round: int = key(1, "rounds at the start in which nobody is sent helpers, and so no label is agreed on", ge=0)
+
+        def refuse(self) -> None:
+            super().refuse()
+            if self.helper_choice == "nearest" and (self.statistics == "static" or self.norm == "sbn"):
+                cause = "helper_choice=nearest asks models as they come up, and with static batch norm they come without statistics"
+                raise UserError(cause, "use helper_choice=random or latest, or statistics=average")
 
     o: Options
 
@@ -147,7 +155,7 @@ class SemiFed(Method[Slot, Remembering, Columns]):
         alike = (c == c[0]).all(0)
         if self.o.agreement == "all":
             return c[0], alike & sure.all(0), alike
-        votes = torch.stack([helping.one_hot(each, self.classes) for each in c])
+        votes = torch.stack([one_hot(each, self.classes) for each in c])
         counts = votes.sum(0)
         most, label = counts.max(1)
         alone = (counts == most[:, None]).sum(1) == 1                                 # a tie is no majority

@@ -10,6 +10,7 @@ from fallow.config import Config
 from fallow.data.samples import Array, Stream, Tail
 from fallow.errors import UserError
 from fallow.methods.interface import Party
+from fallow.schedule import Schedule
 
 
 def matched(labelled: int, unlabelled: int, batch: int, floor: bool = False) -> tuple[int, int]:
@@ -54,6 +55,12 @@ def paired(
 def progress(party: Party, steps: int) -> Array:
     """The share of the run's steps that is done at each of this round's `steps`."""
     return (party.round + np.arange(steps) / max(1, steps)) / party.options.rounds
+
+
+def rates(party: Party, steps: int, lr: float) -> list[float]:
+    """Another learning rate by the run's schedule, at each of this round's `steps`."""
+    schedule = Schedule.parse(party.options.schedule)
+    return [lr * schedule.factor(party.round, step, steps, party.options.rounds) for step in range(steps)]
 
 
 def set_size(mode: int | str, batch: int) -> int | None:

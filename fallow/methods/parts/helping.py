@@ -35,9 +35,3 @@ def nearest(embeddings: Mapping[int, Tensor], client: int, count: int) -> list[i
         return []
     distances = torch.stack([(embeddings[k] - embeddings[client]).double().norm() for k in others])
     return [others[i] for i in distances.argsort(stable=True)[:count].tolist()]
-
-
-
-def one_hot(label: Tensor, classes: int) -> Tensor:
-    """Votes: 1 at each label's class."""
-    return torch.zeros(len(label), classes, device=label.device).scatter_(1, label[:, None], 1.0)

@@ -55,9 +55,10 @@ def hard(z: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     return label, confidence >= threshold
 
 
-def one_hot(label: Tensor, like: Tensor) -> Tensor:
-    """Classes as probabilities; `like` has a row for each of them."""
-    return (label[:, None] == torch.arange(like.shape[1], device=like.device)).to(like.dtype)
+def one_hot(label: Tensor, like: Tensor | int) -> Tensor:
+    """Classes as probabilities, or votes; `like` has a column for each class, or is their number."""
+    classes, dtype = (like, torch.get_default_dtype()) if isinstance(like, int) else (like.shape[1], like.dtype)
+    return (label[:, None] == torch.arange(classes, device=label.device)).to(dtype)
 
 
 def confidence(z: Tensor) -> Tensor:

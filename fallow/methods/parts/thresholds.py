@@ -25,7 +25,12 @@ def convex(beta: Tensor, threshold: float) -> Tensor:
     return threshold * beta / (2 - beta)
 
 
-# -- FreeMatch -----------------------------------------------------------------------------------------------------------
+# -- FreeMatch, (FL)2 ----------------------------------------------------------------------------------------------------
+def by_class(tau: Tensor, mean: Tensor) -> Tensor:
+    """Each class's threshold: the mean confidence, less where the class is predicted less; of the most predicted one exactly it."""
+    return tau * (mean / mean.amax())
+
+
 def fairness(ps: Tensor, mask: Tensor, prior: Tensor, shares: Tensor) -> Tensor:
     """sum_c A_c log B_c over the masked samples; 0 if there are none.  A = prior / shares, B = mean p / shares of their labels, normalised."""
     count = mask.sum()
