@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import HERE, TINY
 from plain import close, descend, federated, net_of, sgd, watched, weights_of
 from torch import Tensor, nn
 
+import fallow
 from fallow.config import Config
 from fallow.data.samples import Samples
 from fallow.engine.feed import Part
@@ -182,18 +184,17 @@ def test_turns_are_quarters_of_the_image_itself() -> None:
     """The engine's rotation pass sees each image turned by its own number of quarters."""
     method, shown = a_method("remixmatch"), []
     image = torch.arange(8.0).view(2, 1, 2, 2)
-    heads_of = SimpleNamespace(weights={}, state=None)
-    s = SimpleNamespace(model=lambda x, **_: shown.append(x), rotation=heads_of)
-    s.model.weights, s.model.state = {}, None  # type: ignore[attr-defined]
-    from fallow.methods import remixmatch
-
-    kept = remixmatch.heads.in_place_of_the_last
-    remixmatch.heads.in_place_of_the_last = lambda *_: {}  # type: ignore[assignment]
-    try:
-        method.turned(s, image, torch.tensor([1, 3]))
-    finally:
-        remixmatch.heads.in_place_of_the_last = kept
+    s = SimpleNamespace(model=lambda x, weights, **_: shown.extend([x, weights]), rotation=SimpleNamespace(weights={"weight": 4, "bias": 5}))
+    s.model.weights, s.model.head = {"body.weight": 1, "last.weight": 2, "last.bias": 3}, "last.weight"  # type: ignore[attr-defined]
+    method.turned(s, image, torch.tensor([1, 3]))
+    assert shown.pop() == {"body.weight": 1, "last.weight": 4, "last.bias": 5}
     assert shown[0][0, 0].tolist() == [[1, 3], [0, 2]] and shown[0][1, 0].tolist() == [[6, 4], [7, 5]]
+
+
+def test_rotations_of_a_model_of_ones_own(tmp_path: Path) -> None:
+    """The second head is as wide as the run's images make the model's features."""
+    run = fallow.run(out=tmp_path, **TINY | {"method": "remixmatch", "model": f"{HERE / 'linear.py'}:Linear", "rounds": 1, "steps": 2, "strong_views": 1})
+    assert run.metrics[0]["loss"] > 0
 
 
 @pytest.mark.usefixtures("in_double")

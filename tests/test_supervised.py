@@ -16,6 +16,7 @@ from conftest import TINY
 from plain import close, descend, federated, mean_of, net_of, sgd, watched, weights_of
 from torch import nn
 
+from fallow import models
 from fallow.data.federate import Spec, measured
 from fallow.data.sharing import federate_with_shared
 from fallow.engine.server import Server
@@ -25,6 +26,7 @@ from fallow.methods.base import Update, Updates
 from fallow.methods.heterofl import mean_of_owners
 from fallow.methods.parts.heads import last_layer
 from fallow.methods.state import State
+from fallow.models.heads import head_of
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 from fallow.runs.settings import resolve
@@ -298,7 +300,10 @@ def test_rows_of_the_last_layer_by_their_owners() -> None:
     old = torch.full((3, 2), -1.0)
     assert mean_of_owners(rows, owned, old).tolist() == [[1, 2], [6, 7], [-1, -1]]
     assert mean_of_owners(rows[:, :, 0], owned, old[:, 0]).tolist() == [1, 6, -1]
-    assert last_layer(State.of(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))).layout, 3) == ["1.weight", "1.bias"]
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 3))
+    assert last_layer(head_of(net), dict(net.named_parameters())) == ["1.weight", "1.bias"]
+    names = dict(models.build("resnet9", 3, 3).named_parameters())
+    assert last_layer(head_of(models.build("resnet9", 3, 3)), names) == ["linear.weight", "linear.bias"]
 
 
 def test_a_client_counts_for_its_own_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

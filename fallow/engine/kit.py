@@ -18,10 +18,11 @@ from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
 from fallow.data.views import Views, normalisation
-from fallow.engine.nets import NetHandle, head_of
+from fallow.engine.nets import NetHandle
 from fallow.engine.policies import policy_of
 from fallow.methods.base import AnyMethod, Net, Value
 from fallow.methods.state import Layout, State
+from fallow.models.heads import head_of
 from fallow.schedule import Schedule
 
 

@@ -16,6 +16,7 @@ from fallow.engine.policies import AVERAGE, Policy
 from fallow.engine.replay import Pool, Replayed
 from fallow.errors import UserError, first_line
 from fallow.methods.state import HEAVY, Layout, State, padding
+from fallow.models.heads import head_of
 from fallow.models.norms import adopt
 
 Rows = Sequence[Tensor | None]
@@ -271,15 +272,6 @@ def _flat(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> Tensor:
             pieces.append(zeros[:gap].to(g.dtype))
     mixed = len({x.dtype for x in pieces}) > 1
     return torch.cat([x.float() for x in pieces] if mixed else pieces)
-
-
-def head_of(module: nn.Module) -> str:
-    """The name of the weight of a model's last layer, which it calls `head`."""
-    weight = getattr(getattr(module, "head", None), "weight", None)
-    found = next((name for name, p in module.named_parameters() if p is weight), None)
-    if found is None:
-        raise UserError(f"{type(module).__name__} has no layer called head", "name its last linear layer so")
-    return found
 
 
 def _places(module: nn.Module) -> Any:

@@ -16,6 +16,7 @@ from fallow.engine.finite import sound
 from fallow.engine.party import sent_by
 from fallow.engine.slot import RESERVED
 from fallow.flower.messages import Parcel, Tree, Unreadable, unpacked
+from fallow.flower.thin import whole
 from fallow.methods.base import Update
 from fallow.methods.sparse import Sparse
 from fallow.methods.state import Layout, State
@@ -61,18 +62,20 @@ def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int,
     return tree
 
 
-def reply(tree: Tree, client: int, round: int) -> Reply:
-    """A reply of which every number is one."""
+def reply(tree: Tree, client: int, round: int, sent: Mapping[str, Any]) -> Reply:
+    """A reply of which every number is one, to a client that was sent this."""
     try:
         told = dict(tree["reply"])
-        entries, samples = told.pop("update"), Samples(**told.pop("samples"))
+        entries, samples = whole(told.pop("update"), sent.values()), Samples(**told.pop("samples"))
         made = Reply(update=None if entries is None else Update(entries), samples=samples, **told)
-        whole = all(map(is_count, (made.steps, samples.labelled, samples.all))) and (made.party, made.round) == (client, round)
+        counted = all(map(is_count, (made.steps, samples.labelled, samples.all))) and (made.party, made.round) == (client, round)
         logged = all(name not in RESERVED and t.dim() == 1 and len(t) > 1 for name, t in made.logs.items())
         plain = (made.lr is None or math.isfinite(made.lr)) and all(type(name) is str for name in made.looked_at)
-        sent = [*(entries or {}).values(), *(t for of in made.optimizers.values() for t in of.values())]
-        if not (whole and logged and plain and made.finite.numel() == 1 and all(isinstance(t, Tensor | State | int | float) for t in sent)):
+        things = [*(entries or {}).values(), *(t for of in made.optimizers.values() for t in of.values())]
+        if not (counted and logged and plain and made.finite.numel() == 1 and all(isinstance(t, Tensor | State | int | float) for t in things)):
             raise TypeError
+    except Unreadable as e:
+        raise Refused(f"its answer cannot be read: {e}") from None
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise Refused("its answer is no message of this protocol") from None
     if not bool(made.finite) or not bool(sound(entries or {}, made.optimizers)):

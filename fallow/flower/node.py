@@ -17,6 +17,7 @@ from fallow.errors import UserError
 from fallow.flower import share as shares
 from fallow.flower.messages import VERSION, Parcel, Tree, Unreadable, packed, unpacked
 from fallow.flower.records import Records
+from fallow.flower.thin import thinned, whole
 from fallow.flower.workplace import Unfit, Workplace, check_code, options_of, share_of
 from fallow.runs.origin import versions
 
@@ -68,7 +69,8 @@ class Node:
             raise UserError(f"the message of round {tree['round'] + 1} came after the round's time", "raise round_timeout, or compare the clocks")
         started = time.perf_counter()
         records = Records(self.folder / "state" / about["run"] / str(self.client), place.layouts, place.device)
-        job = Job(self.client, tree["round"], tree["message"], 0, records.read(tree["kept"]))
+        record = records.read(tree["kept"])
+        job = Job(self.client, tree["round"], whole(tree["message"], record.values()), 0, record)
         if tree["do"] == "ask":
             found: Tree = {"question": tree["question"], "answer": place.ask(tree["question"], job, tree["about"])}
         else:
@@ -89,4 +91,4 @@ class Node:
 def told(outcome: Outcome) -> dict[str, Any]:
     """A reply as it travels: without what the client keeps."""
     entries = None if outcome.update is None else outcome.update.entries
-    return {k: v for k, v in vars(outcome).items() if k != "record"} | {"update": entries, "samples": vars(outcome.samples)}
+    return {k: v for k, v in vars(outcome).items() if k != "record"} | {"update": thinned(entries), "samples": vars(outcome.samples)}

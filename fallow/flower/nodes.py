@@ -22,6 +22,7 @@ from fallow.flower.checks import Refused
 from fallow.flower.messages import Parcel, Tree, packed
 from fallow.flower.roster import Roster
 from fallow.flower.terms import Terms
+from fallow.flower.thin import thinned
 from fallow.runs.nodes import JOURNAL
 
 
@@ -64,16 +65,17 @@ class Nodes:
         self._row["asked"] = [r.party for r in requests]
         good: dict[int, Reply] = {}
         own: list[Outcome] | None = None
+        messages = {r.party: r.message for r in requests}
         for _ in range(1 + self.terms.round_retries):
             sent = self._post("train", [r for r in requests if r.party not in good])
             own = self.executor.run(list(here)) if own is None and here else own or []
             for client, tree in self._answers(sent, enough=lambda: len(good) >= self.wanted):
                 try:
-                    good[client] = checks.reply(tree, client, self._round)
+                    good[client] = checks.reply(tree, client, self._round, messages[client])
                     self._row.get("absent", {}).pop(client, None)
                 except Refused as e:
                     self._absent(client, str(e))
-            for wrong in (checks.odd, partial(checks.long, sent={r.party: r.message for r in requests}, limit=self.terms.update_norm_limit)):
+            for wrong in (checks.odd, partial(checks.long, sent=messages, limit=self.terms.update_norm_limit)):
                 for client, why in wrong(good).items():
                     del good[client]
                     self._absent(client, why)
@@ -126,7 +128,7 @@ class Nodes:
                 continue
             kept = self.keep.version.get(request.party, 0)
             tree = {
-                "do": kind, "client": request.party, "round": request.round, "message": request.message, "until": time.time() + self.terms.round_timeout,
+                "do": kind, "client": request.party, "round": request.round, "message": thinned(request.message), "until": time.time() + self.terms.round_timeout,
                 "kept": self._used.get(request.party, kept) if after else kept,
                 "needed": sorted({kept, *(v.get(request.party, 0) for v in self.keep.committed)} - {0}), **more,
             }  # fmt: skip

@@ -30,7 +30,7 @@ SAYS = (  # of what comes up, by the tensor's name: the first that fits
     (r"update\..*\.statistics$", FEATURES),
     (r"\.counters$", "how many batches the client made"),
     (r"update\.(prior|app_?u|p)$", PRIOR),
-    (r"update\.[^.]+\.parameters$", UPDATE),
+    (r"update\.[^.]+\.(parameters|sparse)$", UPDATE),
     (r"update\.", "what the method makes of the client's samples in `end`: its page says what"),
     (r"optimizers\.", "the gradients of the last steps, mixed; as for the update"),
     (r"logs\..*/counts$", "how many pseudo-labels it made, and of which classes"),

@@ -73,7 +73,7 @@ class HeteroFL(Method[OwnerSlot, OwnerParty, Batch]):
         target = mean(updates, weights=self.averager.weights(updates))
         if self.o.label_aware_head:
             target = target.clone()
-            for name in last_layer(target.layout, self.classes):
+            for name in last_layer(server.head, target.layout.names("parameters")):
                 owned = torch.stack([u["own"] for u in updates]) > 0
                 rows = torch.stack([u["model"][name] for u in updates])
                 target[name].copy_(mean_of_owners(rows, owned, server.model[name]))

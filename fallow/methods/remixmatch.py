@@ -56,7 +56,7 @@ class ReMixMatch(MixMatch):
         return {"weak": "weak"} | {f"strong{k}": "strong" for k in range(self.o.strong_views)}
 
     def holds(self) -> Held:
-        rotation = Net(lambda classes: heads.second_head(self.o, classes, 4), start="initial", keep=True)
+        rotation = Net(lambda classes, model: heads.second_head(model, 4), start="initial", keep=True, fits=True)
         if self.o.mean_over == "window":
             return super().holds() | {"rotation": rotation, "seen": Value(WINDOW, self.classes, start=1 / self.classes, keep=True)}
         return super().holds() | {"rotation": rotation, "seen": Value(self.classes, keep=True)}
@@ -103,5 +103,4 @@ class ReMixMatch(MixMatch):
         """By how many quarters each image seems to be turned: the features under a head of its own."""
         every = torch.stack([torch.rot90(x, k, (2, 3)) for k in range(4)])
         chosen = every[turns, torch.arange(len(x), device=x.device)]
-        weights = heads.in_place_of_the_last(s.model.weights, s.model.state, s.rotation.weights, self.classes)
-        return s.model(chosen, weights=weights, stats="batch")
+        return s.model(chosen, weights=heads.in_place_of_the_last(s.model, s.rotation.weights), stats="batch")

@@ -1,34 +1,26 @@
-"""A model's last layer: its place, its width, and a second one on the same features."""
+"""A second last layer on the features of a model."""
 
 from __future__ import annotations
 
-import torch
-from torch import nn
+from collections.abc import Iterable, Mapping
 
-from fallow import models
-from fallow.config import Config
-from fallow.errors import UserError
-from fallow.methods.state import Layout, State
+from torch import Tensor, nn
 
-
-def last_layer(layout: Layout, classes: int) -> list[str]:
-    """The weights and biases of the last layer that has a row for each class."""
-    rows = [e for e in layout.entries if e.group == "parameters" and e.shape[:1] == (classes,)]
-    heavy = [e.name for e in rows if len(e.shape) > 1]
-    if not heavy:
-        raise UserError("this model has no last layer with a row for each class", "use another model, or another method")
-    owner = heavy[-1].rpartition(".")[0]
-    return [e.name for e in rows if e.name.rpartition(".")[0] == owner]
+from fallow.methods.interface import NetHandle
+from fallow.models.heads import head_of
 
 
-def second_head(o: Config, classes: int, outputs: int) -> nn.Module:
-    """A linear layer with so many outputs, for the features that the run's model has."""
-    with torch.device("meta"):
-        layout = Layout.of(models.build(o.model, classes, 3, norm=o.norm))
-    width = next(e.shape[1] for e in layout.entries if e.name in last_layer(layout, classes) and len(e.shape) > 1)
-    return nn.Linear(width, outputs)
+def last_layer(head: str, names: Iterable[str]) -> list[str]:
+    """The names of all weights and biases of the layer whose weight is `head`."""
+    owner = head.rpartition(".")[0]
+    return [name for name in names if name.rpartition(".")[0] == owner]
 
 
-def in_place_of_the_last(weights: dict[str, torch.Tensor], state: State, head: dict[str, torch.Tensor], classes: int) -> dict[str, torch.Tensor]:
-    """A model's weights with another head, to call it with."""
-    return weights | {name: head[name.rpartition(".")[2]] for name in last_layer(state.layout, classes)}
+def second_head(model: nn.Module, outputs: int) -> nn.Module:
+    """A linear layer with so many outputs, for the features of this model."""
+    return nn.Linear(model.get_parameter(head_of(model)).shape[1], outputs)
+
+
+def in_place_of_the_last(net: NetHandle, head: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A net's weights with another head, to call it with."""
+    return net.weights | {name: head[name.rpartition(".")[2]] for name in last_layer(net.head, net.weights)}
