@@ -209,6 +209,9 @@ def test_a_path_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "phtos/": "there is no data set, folder or file 'phtos/'; did you mean the folder 'photos'?",
         "lst.csv": "there is no data set, folder or file 'lst.csv'; did you mean the file 'list.csv'?",
         "pictures/x": "there is no folder or file 'pictures/x'; check the path; known sets are listed by `fallow list datasets`.",
+        "pictures/": "there is no folder or file 'pictures/'; check the path; known sets are listed by `fallow list datasets`.",
+        "./pictures": "there is no folder or file './pictures'; check the path; known sets are listed by `fallow list datasets`.",
+        "zebras": "there is no data set, folder or file 'zebras'; give the path of your images, or one of the sets that `fallow list datasets` shows.",
         "mnits": "there is no data set, folder or file 'mnits'; did you mean the folder 'mnist', or the set 'mnist'?",
         "cifr10": "there is no data set 'cifr10'; did you mean 'cifar10'?",
     }.items():
