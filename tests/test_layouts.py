@@ -83,7 +83,8 @@ def test_what_is_unclear_is_asked_for_in_a_sentence(names: list[str], tmp_path: 
         load(f"folder:{tmp_path}")
     tops = sorted({n.split("/")[0] for n in names})
     assert str(told.value).startswith(f"{tmp_path} can be read in two ways: {', '.join(tops)} as classes, or as sites with the classes ")
-    assert told.value.remedy == "say layout=classes or layout=sites"
+    inner = f", or give the folder {tmp_path / tops[0]} if the sites lie in there" if len(tops) == 1 else ""
+    assert told.value.remedy == "say layout=classes or layout=sites" + inner
     if len(tops) > 1:
         assert load(f"folder:{tmp_path}", layout="classes").classes == tuple(tops)
     if not any("loose" in n for n in names):

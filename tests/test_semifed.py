@@ -126,7 +126,7 @@ def test_worked_loss() -> None:
     assert loss(reduction="selected").logged["agreed_loss"] == pytest.approx(0.551445, abs=1e-6)
     assert loss(x=False).logged["loss"] == pytest.approx(0.174582 + 0.137861, abs=1e-6)
     assert loss(lambda_c=0.0, lambda_p=2.0).logged["loss"] == pytest.approx(0.395495 + 2 * 0.137861, abs=1e-6)
-    assert loss().stats == ["update"] * 3 and loss(labelling="running").stats == ["update", "running", "update"]
+    assert loss().stats == ["update"] * 3 and loss(consistency_stats="running").stats == ["update", "running", "update"]
     each = [0.098886, 0.364175, 0.111983, 0.123284]
     assert loss(consistency_threshold=0.7).logged["consistency"] == pytest.approx(each[0] / 4, abs=1e-6)
 

@@ -77,7 +77,7 @@ class SemiFed(Method[Labelling, Remembering, Columns]):
         lambda_c: float = key(1.0, "of the consistency", "lambda_c", ge=0)
         lambda_p: float = key(1.0, "of the loss on agreed labels", "lambda_p", ge=0)
         temperature: float = key(1.0, "of the consistency's target", gt=0)
-        labelling: Literal["update", "running"] = key("update", "the consistency's target: in train mode, or in eval mode")
+        consistency_stats: Literal["update", "running"] = key("update", "the consistency's target: in train mode, or in eval mode")
         consistency_threshold: float = key(0.0, "confidence that the consistency's target needs", ge=0)
         reduction: Reduction = key("all", "loss on agreed labels: mean over the batch, or over those that hold")
         ramp_rounds: int = key(0, "rounds until both have full weight", ge=0)
@@ -194,7 +194,7 @@ class SemiFed(Method[Labelling, Remembering, Columns]):
         loss: Tensor | float = cross_entropy(s.model(b.x.labelled), b.x.y) if b.x else 0.0                 # L_s
         if b.u:
             with torch.no_grad():
-                zw = s.model(b.u.weak, stats=self.o.labelling)
+                zw = s.model(b.u.weak, stats=self.o.consistency_stats)
             zs, sure = s.model(b.u.strong), zw.softmax(1).amax(1) >= self.o.consistency_threshold
             L_c = masked_mean(kl((zw / self.o.temperature).softmax(1), zs), sure)
             label, agreed = (b.u.label, b.u.agreed) if self.o.label_time == "round" else self.label_now(s, b)
