@@ -23,7 +23,10 @@ from fallow.runs.speed import Speed
 
 @pytest.mark.parametrize("name", REGISTERED)
 def test_images_are_about_those_of_a_real_round(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward passes counted in a round where every pseudo-label is accepted; training costs three times a prediction."""
+    """Forward passes counted in a round where every pseudo-label is accepted; training costs three times a prediction.
+
+    DataSharing's server trains before the first round only, which is no round's work.
+    """
     passed = {True: 0, False: 0}
     original = NetHandle.__call__
 
@@ -43,7 +46,7 @@ def test_images_are_about_those_of_a_real_round(name: str, tmp_path: Path, monke
     method = find(name)
     keys = TINY | {"method": name, "rounds": 1, "labels": "clients" if "clients" in method.scenarios else "server"}
     keys |= {"threshold": 0.0} if "threshold" in method.Options.model_fields else {}
-    keys |= {"share_warmup": False} if name == "datasharing" else {}  # the server's, in the first round only
+    keys |= {"share_warmup": False} if name == "datasharing" else {}
     fallow.run(out=tmp_path, **keys)
     _, options, _, _ = prepare(None, keys)
     found = work(method, options, 240, 60, 10)
@@ -89,11 +92,23 @@ def test_every_recipe_has_a_time_or_is_a_protocol() -> None:
     assert table and 0 < table.shortest <= table.longest < table.total and table.runs % 3 == 0  # three seeds
 
 
+@pytest.mark.parametrize("rule", ["validation", "training"])
+def test_a_rate_that_waits_for_a_plateau_is_counted(rule: str) -> None:
+    keys = {"method": "fedmatch", "lr_rule": rule, "schedule": "constant", "clients": 3, "label_count": 30, "batch": 10, "epochs": 1}
+    assert work(*resolve({}, keys | {"validation": 0.1} if rule == "validation" else keys), 240, 60, 10).trained > 0
+
+
+def test_a_federation_without_unlabelled_images_is_counted() -> None:
+    """FedDB's client has nothing to label: ten steps on its 80 images, in batches of 64 (the released code's) and of the 16 left."""
+    keys = {"method": "feddb", "clients": 3, "label_ratio": 1.0, "batch": 10, "steps": 10, "labelled_as_unlabelled": False}
+    assert work(*resolve({}, keys), 240, 60, 10).trained == 3 * 5 * (64 + 16)
+
+
 def test_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     threads = torch.get_num_threads()
     first = speed.speed("small-cnn", 1, 8, "cpu")
-    assert first.train > first.infer > 0 and torch.get_num_threads() == threads
+    assert first.train > 0 < first.infer and torch.get_num_threads() == threads
     monkeypatch.setattr(speed, "_measured", lambda *_: pytest.fail("measured again"))
     assert speed.speed("small-cnn", 1, 8, "cpu") == first
     (tmp_path / "fallow" / "speed.json").write_text("damaged")
@@ -111,6 +126,6 @@ def test_the_list(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     method, options = resolve(recipe("demo"), {})
     images = work(method, options, *estimate.IMAGES["digits"], 10)
     expected = options.rounds * (images.trained * 0.001 + images.predicted * 0.0003)
-    assert line.rstrip().endswith(times.told(expected)) and "Times are estimates for this machine" in told
+    assert line.rstrip().endswith(times.format_duration(expected)) and "Times are estimates for this machine" in told
     plain = fallow_cli("list", "recipes", "--no-time").out
     assert "Times are" not in plain and plain.splitlines()[0].split() == ["recipe", "what"]

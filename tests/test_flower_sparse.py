@@ -23,9 +23,10 @@ from fallow.methods.sparse import Sparse
 from fallow.methods.state import State
 
 
-def test_what_hardly_changed_does_not_travel(tmp_path: Path) -> None:
+@pytest.mark.parametrize("norm", ["bn", "gn"])
+def test_what_hardly_changed_does_not_travel(norm: str, tmp_path: Path) -> None:
     """The bytes of a round's messages are those that the metrics count, but for the zeros between the tensors of a whole State."""
-    keys = TINY | {"clients": 3, "active": 3, "steps": 1, "rounds": 3, "method": "fedmatch", "keep_between": "sparse", "helper_every": 1}
+    keys = TINY | {"clients": 3, "active": 3, "steps": 1, "rounds": 3, "method": "fedmatch", "keep_between": "sparse", "helper_every": 1, "norm": norm}
     reference = fallow.run(out=tmp_path, name="simulated", quiet=True, **keys).path
     there, ways = Deployed(tmp_path / "federation", keys), list[dict[str, int]]()
     one = State.of(models.build(there.options.model, 10, 1, norm=there.options.norm, size=8))

@@ -20,7 +20,7 @@ def having(key: str) -> str:
 WORDS = [
     ({"threshold": 0.5}, "method fedavg has no key 'threshold'; leave it out, " + having("threshold") + " have it."),
     ({"mixup": 1}, "method fedavg has no key 'mixup'; leave it out, " + having("mixup") + " have it."),
-    ({"ramp_rounds": 1}, "method fedavg has no key 'ramp_rounds'; leave it out, fedloke has it."),
+    ({"freg_hidden": 1}, "method fedavg has no key 'freg_hidden'; leave it out, feddure has it."),
     ({"weight": 1}, "leave it out, " + having("weight") + " have it (or do you mean 'weights'?)."),
     ({"thresold": 1}, "there is no key 'thresold'; if 'threshold' is meant: " + having("threshold") + " have it, fedavg has not."),
     ({"weigts": 1}, "there is no key 'weigts'; did you mean 'weights'?"),

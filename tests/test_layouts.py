@@ -83,7 +83,8 @@ def test_what_is_unclear_is_asked_for_in_a_sentence(names: list[str], tmp_path: 
         load(f"folder:{tmp_path}")
     tops = sorted({n.split("/")[0] for n in names})
     assert str(told.value).startswith(f"{tmp_path} can be read in two ways: {', '.join(tops)} as classes, or as sites with the classes ")
-    assert told.value.remedy == "say layout=classes or layout=sites"
+    inner = f", or give the folder {tmp_path / tops[0]} if the sites lie in there" if len(tops) == 1 else ""
+    assert told.value.remedy == "say layout=classes or layout=sites" + inner
     if len(tops) > 1:
         assert load(f"folder:{tmp_path}", layout="classes").classes == tuple(tops)
     if not any("loose" in n for n in names):
@@ -209,6 +210,9 @@ def test_a_path_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         "phtos/": "there is no data set, folder or file 'phtos/'; did you mean the folder 'photos'?",
         "lst.csv": "there is no data set, folder or file 'lst.csv'; did you mean the file 'list.csv'?",
         "pictures/x": "there is no folder or file 'pictures/x'; check the path; known sets are listed by `fallow list datasets`.",
+        "pictures/": "there is no folder or file 'pictures/'; check the path; known sets are listed by `fallow list datasets`.",
+        "./pictures": "there is no folder or file './pictures'; check the path; known sets are listed by `fallow list datasets`.",
+        "zebras": "there is no data set, folder or file 'zebras'; give the path of your images, or one of the sets that `fallow list datasets` shows.",
         "mnits": "there is no data set, folder or file 'mnits'; did you mean the folder 'mnist', or the set 'mnist'?",
         "cifr10": "there is no data set 'cifr10'; did you mean 'cifar10'?",
     }.items():

@@ -26,6 +26,7 @@ WORDS = [f"{k}={v}" for k, v in (TINY | {"method": "fixmatch"}).items()]
 # what is typed after tiny, good settings: what is said
 WRONG = {
     "method=fixmach": "there is no method 'fixmach'; did you mean 'fixmatch'?",
+    "method=mine.py": "method=mine.py names a file and no class in it; write mine.py:CLASS.",
     "method=zzz": "there is no method 'zzz'; known are cbafed, ",
     "method=5": "method=5 is no name; write for example method=fixmatch.",
     "roundz=3": "there is no key 'roundz'; did you mean 'rounds'?",

@@ -57,6 +57,29 @@ def test_worked_agreement() -> None:
     assert agreed.tolist() == [True, False, True, False], "one vote each is a tie, and one sure model is not two"
 
 
+def test_places_without_a_model_have_no_say() -> None:
+    for options in ({}, {"agreement": "majority"}, {"agreement": "majority", "min_agree": 1}):
+        found = method(threshold=0.9, **options).agree(said(), torch.tensor([1.0, 1.0, 0.0]))
+        wanted = method(threshold=0.9, **options).agree(said(0, 1))
+        assert torch.equal(found[1], wanted[1]) and torch.equal(found[2], wanted[2]) and torch.equal(found[0][found[1]], wanted[0][wanted[1]])
+        assert not method(threshold=0.0, **options).agree(said(), torch.zeros(3))[1].any()
+
+
+@pytest.mark.usefixtures("in_double")
+@pytest.mark.parametrize("keys", [{}, {"agreement": "majority", "include_global": False}])
+def test_labels_of_each_step_on_plain_images_are_the_rounds(keys: Any, tmp_path: Path) -> None:
+    """The models that label do not change within a round, and nor do plain images."""
+    ways = [federated(tmp_path / time, label_time=time, norm="bn", helper_choice="latest", **keys) for time in ("round", "step")]
+    held = []
+    for number in range(3):
+        for f in ways:
+            row = f.round(number)
+        held.append(row["label_ratio"])
+    a, b = (f.server.model.groups["parameters"] for f in ways)
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+    assert held[0] == 0 and max(held) > 0
+
+
 def test_agreement_only_shrinks() -> None:
     p = torch.from_numpy(np.random.default_rng(0).dirichlet(np.ones(3) / 2, (4, 500)))
     held = {}
@@ -75,9 +98,11 @@ def test_agreement_only_shrinks() -> None:
 
 class Bench:
     def __init__(self, *logits: Any):
+        self.stats: list[str] = []
         self.logits, self.logged, self.loss = [torch.tensor(z, dtype=torch.float64).requires_grad_() for z in logits], {}, None
 
-    def model(self, x: Any) -> torch.Tensor:
+    def model(self, x: Any, stats: str = "update") -> torch.Tensor:
+        self.stats.append(stats)
         return self.logits.pop(0)
 
     def descend(self, loss: Any) -> None:
@@ -101,6 +126,7 @@ def test_worked_loss() -> None:
     assert loss(reduction="selected").logged["agreed_loss"] == pytest.approx(0.551445, abs=1e-6)
     assert loss(x=False).logged["loss"] == pytest.approx(0.174582 + 0.137861, abs=1e-6)
     assert loss(lambda_c=0.0, lambda_p=2.0).logged["loss"] == pytest.approx(0.395495 + 2 * 0.137861, abs=1e-6)
+    assert loss().stats == ["update"] * 3 and loss(consistency_stats="running").stats == ["update", "running", "update"]
     each = [0.098886, 0.364175, 0.111983, 0.123284]
     assert loss(consistency_threshold=0.7).logged["consistency"] == pytest.approx(each[0] / 4, abs=1e-6)
 
@@ -234,7 +260,7 @@ def test_labels_that_stay_until_others_are_agreed_on(tmp_path: Path) -> None:
     assert quiet.round(0)["label_ratio"] == 0 and (quiet.keep.read(0)["memory"] == -1).all()
 
 
-@pytest.mark.parametrize(("keys", "words"), [({"labels": "server"}, "not defined for labels=server"), ({"debias": True}, "so debias=true has no place"), ({"average": "dma"}, "merges updates in its own way"), ({"helper_choice": "nearest", "statistics": "static"}, "they come without statistics")])
+@pytest.mark.parametrize(("keys", "words"), [({"labels": "server"}, "not defined for labels=server"), ({"debias": True}, "so debias=true has no place"), ({"average": "dma"}, "merges updates in its own way"), ({"helper_choice": "nearest", "statistics": "static"}, "they come without statistics"), ({"label_time": "step", "label_memory": "sticky"}, "agrees anew at each step")])
 def test_settings_without_a_meaning_are_refused(keys: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         prepare(None, SMALL | {"method": "semifed"} | keys)

@@ -19,8 +19,8 @@ from fallow.said import Speaker
 
 WORDS = [f"{k}={v}" for k, v in (TINY | {"method": "fedavg", "rounds": 1}).items()]
 ODD = {
-    "data=2020-13-45": "there is no data set '2020-13-45'",
-    "data=2020-12-24": "there is no data set '2020-12-24'",
+    "data=2020-13-45": "there is no data set, folder or file '2020-13-45'",
+    "data=2020-12-24": "there is no data set, folder or file '2020-12-24'",
     "seed=!!int x": "seed=!!int x is not allowed",
     "nesterov=!!bool x": "nesterov=!!bool x is not allowed",
     "seed=!!timestamp x": "seed=!!timestamp x is not allowed",

@@ -374,8 +374,11 @@ def _unknown(name: str) -> UserError:
             sets = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             place = f"the {'folder' if found.is_dir() else 'file'} {shown(found)!r}"
             return UserError(f"there is no data set, folder or file {name!r}", f"did you mean {place}{f', or the set {sets[0]!r}' if sets else ''}?")
-    what = "folder or file" if len(path.parts) > 1 or path.suffix else "data set"
-    return UserError(f"there is no {what} {name!r}", suggest(name, known) if what == "data set" else "check the path; known sets are listed by `fallow list datasets`")
+    if "/" in name or path.suffix:
+        return UserError(f"there is no folder or file {name!r}", "check the path; known sets are listed by `fallow list datasets`")
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+        return UserError(f"there is no data set {name!r}", f"did you mean {near[0]!r}?")
+    return UserError(f"there is no data set, folder or file {name!r}", "give the path of your images, or one of the sets that `fallow list datasets` shows")
 
 
 def _emnist(split: str) -> Official:

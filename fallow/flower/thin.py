@@ -21,7 +21,7 @@ KEYS = {"sparse", "of"}
 def thinned(tree: Any) -> Any:
     """The tree, of whose Sparse States only the changes are left."""
     if isinstance(tree, Sparse) and tree.old is not None:
-        return {"sparse": torch.from_numpy(np.frombuffer(encoded(tree, tree.old), np.uint8).copy()), "of": _digest(tree.old)}
+        return {"sparse": torch.from_numpy(np.frombuffer(encoded(tree, tree.old), np.uint8).copy()), "of": _digests(tree.old)}
     if isinstance(tree, dict):
         return {k: thinned(v) for k, v in tree.items()}
     return [thinned(v) for v in tree] if isinstance(tree, list | tuple) else tree
@@ -31,8 +31,8 @@ def whole(tree: Any, known: Iterable[Any]) -> Any:
     """The tree as it was before `thinned`, by the States that are known here."""
 
     @cache
-    def bases() -> dict[str, State]:
-        return {_digest(s): State(s.layout, s.groups) for s in known if isinstance(s, State)}
+    def bases() -> list[tuple[State, dict[str, str]]]:
+        return [(s, _digests(s)) for s in known if isinstance(s, State)]
 
     def walk(node: Any) -> Any:
         if isinstance(node, dict):
@@ -42,21 +42,23 @@ def whole(tree: Any, known: Iterable[Any]) -> Any:
     return walk(tree)
 
 
-def _whole(node: dict[str, Any], bases: dict[str, State]) -> Sparse:
-    changes, old = node["sparse"], bases.get(node["of"])
-    if old is None:
-        raise Unreadable("it has changes of a net that is not there")
+def _whole(node: dict[str, Any], bases: list[tuple[State, dict[str, str]]]) -> Sparse:
     try:
-        return Sparse(decoded(changes.cpu().numpy().tobytes(), old), old)
+        wanted = node["of"].items()
+        found = next((s for s, digests in bases if wanted <= digests.items()), None)  # a party may keep more of a net than travels
+        if found is None:
+            raise Unreadable("it has changes of a net that is not there")
+        old = State(found.layout, {group: found.groups[group] for group, _ in wanted})
+        return Sparse(decoded(node["sparse"].cpu().numpy().tobytes(), old), old)
+    except Unreadable:
+        raise
     except (ValueError, IndexError, TypeError, AttributeError, RuntimeError):
         raise Unreadable("its changes do not fit their net") from None
 
 
-def _digest(state: State) -> str:
-    found = hashlib.sha256()
-    for name, tensor in sorted(state.groups.items()):
-        found.update(f"{name}:{tensor.dtype}:".encode() + _bytes(tensor))
-    return found.hexdigest()
+def _digests(state: State) -> dict[str, str]:
+    """Of each group."""
+    return {group: hashlib.sha256(str(t.dtype).encode() + _bytes(t)).hexdigest() for group, t in state.groups.items()}
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -17,6 +17,8 @@ def find(name: str) -> type[Method]:
         place, _, attribute = REGISTERED[name].rpartition(":")
         registered: type[Method] = getattr(importlib.import_module(place), attribute)
         return registered
+    if name.endswith(".py"):
+        raise UserError(f"method={name} names a file and no class in it", f"write {name}:CLASS")
     if ":" not in name:
         raise UserError(f"there is no method {name!r}", suggest(name, REGISTERED))
     found, code = own.load(name, "method")

@@ -103,7 +103,7 @@ class FedDB(Method[PriorSlot, PriorParty, Columns]):
 
     def plan(self, party: PriorParty, found: Found) -> Plan:
         B, work, x = party.batch, Work(epochs=party.epochs, steps=party.steps), party.labelled
-        if not found or found["sure"].sum() < self.o.least_accepted:
+        if "sure" not in found or found["sure"].sum() < self.o.least_accepted:
             size = 64 if self.o.empty_mask == "minibatch64" else B
             return Plan(self.supervised, x=x.batches(size, "labelled", **work))
         accepted = party.unlabelled.label(found["label"]).where(found["sure"])

@@ -32,8 +32,13 @@ from fallow.methods.parts.labelling import one_hot
 from fallow.methods.parts.losses import Reduction, ce, cross_entropy, kl, masked_mean
 
 
+class Labelling(Slot):
+    there: Tensor  # label_time=step: which places for models that label are taken
+
+
 class Remembering(Party):
     memory: Tensor  # of each unlabelled image the class last agreed on, or -1
+    there: Tensor
 
 
 class Labelled(BatchPart):
@@ -46,7 +51,7 @@ class Columns(Batch):
     ramp: Tensor
 
 
-class SemiFed(Method[Slot, Remembering, Columns]):
+class SemiFed(Method[Labelling, Remembering, Columns]):
     """Labels from the agreement of the received model and some clients' models, and consistency under strong views.
 
     Lin et al., arXiv 2108.09412 (2021). There is no code of the authors; what the paper leaves open are options.
@@ -67,10 +72,12 @@ class SemiFed(Method[Slot, Remembering, Columns]):
         min_agree: int = key(2, "majority: models that give the label and are sure", ge=1)
         include_global: bool = key(True, "the received model has a say, too")
         label_view: Literal["plain", "weak"] = key("plain", "the view on which models label")
+        label_time: Literal["round", "step"] = key("round", "when: once, before the steps, or at each step, on that step's view")
         label_memory: Literal["none", "sticky"] = key("none", "a label is for a round, or stays until others agree on another one")
         lambda_c: float = key(1.0, "of the consistency", "lambda_c", ge=0)
         lambda_p: float = key(1.0, "of the loss on agreed labels", "lambda_p", ge=0)
         temperature: float = key(1.0, "of the consistency's target", gt=0)
+        consistency_stats: Literal["update", "running"] = key("update", "the consistency's target: in train mode, or in eval mode")
         consistency_threshold: float = key(0.0, "confidence that the consistency's target needs", ge=0)
         reduction: Reduction = key("all", "loss on agreed labels: mean over the batch, or over those that hold")
         ramp_rounds: int = key(0, "rounds until both have full weight", ge=0)
@@ -81,6 +88,8 @@ class SemiFed(Method[Slot, Remembering, Columns]):
             if self.helper_choice == "nearest" and (self.statistics == "static" or self.norm == "sbn"):
                 cause = "helper_choice=nearest asks models as they come up, and with static batch norm they come without statistics"
                 raise UserError(cause, "use helper_choice=random or latest, or statistics=average")
+            if self.label_time == "step" and self.label_memory == "sticky":
+                raise UserError("label_memory=sticky keeps what a round agreed on, and label_time=step agrees anew at each step", "use label_time=round")
 
     o: Options
 
@@ -93,8 +102,10 @@ class SemiFed(Method[Slot, Remembering, Columns]):
         return super().automatic(facts) | common(facts) | {"threshold": facts.threshold}
 
     def holds(self) -> Held:
-        sticky: Held = {"memory": Value("unlabelled", start=-1, keep=True)} if self.o.label_memory == "sticky" else {}
-        return {"model": Net(), **sticky}
+        more: Held = {"memory": Value("unlabelled", start=-1, keep=True)} if self.o.label_memory == "sticky" else {}
+        if self.o.label_time == "step":
+            more |= {f"labeller{j}": Net(train=False, start="model") for j in range(self.o.helpers + 1)} | {"there": Value(self.o.helpers + 1)}
+        return {"model": Net(), **more}
 
     # -- the server's pool of clients' models ----------------------------------------------------------------------------
     def start(self, server: Server) -> None:
@@ -138,6 +149,11 @@ class SemiFed(Method[Slot, Remembering, Columns]):
         if not len(u) or (self.o.helpers and not helpers):
             return {}
         models = [received["model"], *helpers] if self.o.include_global or not helpers else helpers
+        if self.o.label_time == "step":
+            for j, model in enumerate(models):
+                getattr(party, f"labeller{j}").load(model)
+                party.there[j].fill_(1.0)
+            return {}
         p = torch.stack([party.predict(m, u, self.o.label_view).softmax(1) for m in models])
         label, agreed, alike = self.agree(p)
         party.log(agreement=alike.to(p.dtype))
@@ -148,14 +164,18 @@ class SemiFed(Method[Slot, Remembering, Columns]):
         party.judge(u, label, agreed, p.amax(2).amin(0))
         return {"label": label, "agreed": agreed}
 
-    def agree(self, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of probabilities [models, n, classes]: the label, whether it holds, and whether all models give it, however sure."""
+    def agree(self, p: Tensor, there: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Of probabilities [models, n, classes]: the label, whether it holds, and whether all models give it, however sure.
+
+        Of places for models only those that are `there` have a say.
+        """
+        has = (torch.ones_like(p[:, 0, 0]) if there is None else there)[:, None] > 0
         q, c = p.max(2)
         sure = q >= self.o.threshold
-        alike = (c == c[0]).all(0)
+        alike = ((c == c[0]) | ~has).all(0) & has.any()
         if self.o.agreement == "all":
-            return c[0], alike & sure.all(0), alike
-        votes = torch.stack([one_hot(each, self.classes) for each in c])
+            return c[0], alike & (sure | ~has).all(0), alike
+        votes = torch.stack([one_hot(each, p) for each in c]) * has[..., None]
         counts = votes.sum(0)
         most, label = counts.max(1)
         alone = (counts == most[:, None]).sum(1) == 1                                 # a tie is no majority
@@ -165,19 +185,31 @@ class SemiFed(Method[Slot, Remembering, Columns]):
     def plan(self, party: Remembering, found: Found) -> Plan:
         n, o = len(party.unlabelled), self.o
         label, agreed = (found[k] if k in found else torch.zeros(n, dtype=kind).numpy() for k, kind in (("label", torch.int64), ("agreed", torch.bool)))
-        x, u = paired(party, "labelled", ("weak", "strong"), label=label, agreed=agreed)
+        views = ("weak", "strong", "plain") if o.label_time == "step" and o.label_view == "plain" else ("weak", "strong")
+        x, u = paired(party, "labelled", views, label=label, agreed=agreed)
         return Plan(x=x, u=u, ramp=min(1.0, party.round / o.ramp_rounds) if o.ramp_rounds else 1.0)
 
-    def step(self, s: Slot, b: Columns) -> None:
+    def step(self, s: Labelling, b: Columns) -> None:
         """Each pass is a batch of its own for BN."""
         loss: Tensor | float = cross_entropy(s.model(b.x.labelled), b.x.y) if b.x else 0.0                 # L_s
         if b.u:
             with torch.no_grad():
-                zw = s.model(b.u.weak)
+                zw = s.model(b.u.weak, stats=self.o.consistency_stats)
             zs, sure = s.model(b.u.strong), zw.softmax(1).amax(1) >= self.o.consistency_threshold
             L_c = masked_mean(kl((zw / self.o.temperature).softmax(1), zs), sure)
-            L_p = masked_mean(ce(zs, b.u.label), b.u.agreed, self.o.reduction)
+            label, agreed = (b.u.label, b.u.agreed) if self.o.label_time == "round" else self.label_now(s, b)
+            L_p = masked_mean(ce(zs, label), agreed, self.o.reduction)
             loss = loss + b.ramp * (self.o.lambda_c * L_c + self.o.lambda_p * L_p)
             s.log(consistency=L_c, agreed_loss=L_p)
         s.descend(loss)
         s.log(loss=loss)
+
+    def label_now(self, s: Labelling, b: Columns) -> tuple[Tensor, Tensor]:
+        """What the models that came say of this step's view."""
+        x = b.u.plain if self.o.label_view == "plain" else b.u.weak
+        with torch.no_grad():
+            p = torch.stack([getattr(s, f"labeller{j}")(x, stats="running").softmax(1) for j in range(self.o.helpers + 1)])
+        label, agreed, alike = self.agree(p, s.there)
+        s.judge(b.u, label, agreed, confidence=torch.where(s.there[:, None] > 0, p.amax(2), 1.0).amin(0))
+        s.log(agreement=alike.to(p.dtype))
+        return label, agreed

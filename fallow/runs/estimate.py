@@ -50,16 +50,17 @@ class _Typical(Party):
         self.options, self.is_server, self.slot = options, is_server, None  # type: ignore[assignment]
         self.id, self.round, self.turn, self.received = 0, 1 + options.warmup_rounds, 0, {}
         self.labelled = Samples.of(np.arange(labelled), np.zeros(labelled, np.int64))
-        self.unlabelled, self.validation = Samples.of(np.arange(unlabelled)), Samples.of(np.arange(0))
+        self.unlabelled, self.validation, self.unused = Samples.of(np.arange(unlabelled)), Samples.of(np.arange(0)), 0
 
     def key(self, *parts: int | str) -> int:
         return draws.key(*parts)
 
     @property
     def found(self) -> dict[str, np.ndarray]:
-        """What `begin` finds where every pseudo-label is accepted."""
+        """What `begin` finds where every pseudo-label is accepted and no rate has fallen."""
         n = len(self.unlabelled)
-        return {"label": np.zeros(n, np.int64), "sure": np.ones(n, bool), "kept": np.ones(n, bool)} if n else {}
+        labels = {"label": np.zeros(n, np.int64), "sure": np.ones(n, bool), "kept": np.ones(n, bool)} if n else {}
+        return {"falls": np.zeros(()), **labels}
 
 
 def work(method: type[Method], o: Config, train: int, test: int, classes: int) -> Work:

@@ -30,7 +30,10 @@ GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "stands_f
 DEFAULTS = ("fitted", "paper")  # what a key gets that nobody gave: what suits the data, or the method's paper
 MEASURING = {"measure", "measure_every", "diversity_scale", "diversity_scope", "diversity_norms"}
 KERNELS = ("compile", "fused")  # other ones than usual round otherwise
-NEWER = {"layout": "auto", "skip_bad": False, "validation": None, "weight_ema": 0.0, "warmup_rounds": 0, "labelled_pick": "random"}  # keys that older runs have not; as given here they change nothing
+NEWER = {  # keys that older runs have not; as given here they change nothing
+    "layout": "auto", "skip_bad": False, "validation": None, "weight_ema": 0.0, "warmup_rounds": 0, "labelled_pick": "random",
+    "first_weights": "model", "label_time": "round", "consistency_stats": "update", "evaluate": "anchor",
+}  # fmt: skip
 SEEDS = 10_000  # at most
 UNHASHED = {"data_dir", "device", "slots", "backend", "capture", *KERNELS, "keep_memory", "view_memory", "checkpoint_every", "track", "rank_timeout"} | MEASURING
 EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, without another result

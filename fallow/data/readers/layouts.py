@@ -102,9 +102,10 @@ def _with_images(folder: Path) -> Folders:
 
 def _unclear(where: Path, tops: Folders, below: Counter[str]) -> UserError:
     outer, inner = listed(sorted(tops), 3), listed(sorted(below), 3) if below else "what is in them"
+    only = next(iter(tops.values()))
     return UserError(
         f"{shown(where)} can be read in two ways: {outer} as classes, or as sites with the classes {inner}",
-        "say layout=classes or layout=sites",
+        "say layout=classes or layout=sites" + (f", or give the folder {shown(only)} if the sites lie in there" if len(tops) == 1 else ""),
     )
 
 
