@@ -82,6 +82,16 @@ def test_fedrgds_clients_without_labels_keep_its_papers_threshold() -> None:
     assert (o.threshold, o.optimizer_state, o.group_models) == (0.595, "travel", False)
 
 
+def test_clients_without_labels_keep_the_papers_threshold() -> None:
+    """And the server, which alone has some, has the last word; FedRGD's trains beside its groups, slowly."""
+    given = {"data": "few-digits", "labels": "server", "label_count": 40}
+    found = {name: prepared(method=name, **given) for name in ("fixmatch", "uda", "fedrgd")}
+    assert {n: (o.threshold, o.server_turn, o.lr) for n, o in found.items()} == {
+        "fixmatch": (0.95, "after", 0.1), "uda": (0.8, "after", 0.1), "fedrgd": (0.95, "beside", 0.03)
+    }  # fmt: skip
+    assert prepared(method="fixmatch", server_turn="beside", **given).server_turn == "beside"
+
+
 def test_ramps_go_with_the_rounds() -> None:
     assert [facts(rounds=n).ramp for n in (1, 3, 30, 600)] == [1, 1, 10, 200]
 

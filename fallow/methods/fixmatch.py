@@ -47,7 +47,10 @@ class FixMatch(Averaged[LabellerSlot, LabellerParty, Columns]):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        return super().automatic(facts) | {"threshold": facts.threshold}
+        """Where only the server has labels it tunes the clients' mean on them, and the paper's threshold keeps wrong labels out."""
+        assert isinstance(facts.o, FixMatch.Options)
+        at_server: Keys = {"threshold": facts.o.threshold, "server_turn": "after"}
+        return super().automatic(facts) | (at_server if facts.o.labels == "server" else {"threshold": facts.threshold})
 
     def holds(self) -> Held:
         return super().holds() | labelling.holds(self.o, self.classes)
