@@ -45,8 +45,8 @@ test-cpus: setup
 	PYTHON=$(BIN)/python tests/cpus.sh
 
 # The tests of numbers as another CPU than this one.
-NUMERIC := combining compile diversity dma export feddb feddure fedloke fedmatch fedrgd fixmatch fml house measure methods models norms ops \
-	replay rounds semifed semifl slots sound sparse state views
+NUMERIC := cbafed central combining compile diversity dma export feddb feddure fedloke fedmatch fedrgd fixmatch fl2 fml house measure \
+	methods models norms ops policies proxyfl replay rounds rscfed sage semifed semifl slots sound sparse state supervised views
 test-numbers: setup
 	PYTHON=$(BIN)/python tests/cpus.sh sse41 -- $(NUMERIC:%=tests/test_%.py)
 

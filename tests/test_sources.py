@@ -491,7 +491,7 @@ def test_default_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "words"), [
-    ("cifar-10", "did you mean 'cifar10'"), ("nothing at all", "known are"), ("emnist", "write emnist:SPLIT"),
+    ("cifar-10", "did you mean 'cifar10'"), ("nothing at all", "fallow list datasets"), ("emnist", "write emnist:SPLIT"),
     ("emnist:leters", "did you mean 'letters'"), ("medmnist", "write medmnist:NAME"), ("medmnist:blod", "bloodmnist"),
     ("medmnist:chestmnist", "several labels per image"), ("medmnist:organmnist3d", "3-D images"), ("folder:", "names no path"),
 ])  # fmt: skip
