@@ -44,7 +44,7 @@ def main() -> None:
     for found in results.values():
         for result in found:
             console.say(f"  {result.path}")
-    console.print("Next: fallow run method=semifl labels=server label_count=50, fallow compare runs, fallow list methods")
+    console.print("Next: fallow run demo method=semifl labels=server label_count=50, fallow compare runs, fallow list methods")
 
 
 if __name__ == "__main__":
