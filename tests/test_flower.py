@@ -1,4 +1,4 @@
-"""Deployed runs over the real ClientApp in an in-process grid: the bits of simulated ones, and what becomes of a node that fails."""
+"""Deployed runs in an in-process grid: the bits of simulated ones, and what becomes of a node that fails."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from fallow import UserError
 from fallow.engine.keep import Keep
 from fallow.flower import checks, deployed, running, share, traffic
 from fallow.flower.exchange import to_records
-from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
+from fallow.flower.messages import Unreadable, _digest, packed, unpacked
 from fallow.flower.nodes import Nodes
+from fallow.flower.parcel import Parcel
 from fallow.flower.records import Records
 from fallow.flower.terms import Terms
 from fallow.methods.state import State
@@ -334,7 +335,7 @@ def test_what_is_left_out_is_as_if_the_node_had_not_been_there(tmp_path: Path, r
 
 def test_two_nodes_of_one_client_and_nodes_of_another_version(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     there, told = federation(tmp_path), list[str]()
-    there.grid.contexts[5] = there.grid.contexts[2**63 + 11]  # node 5 says it is client 0, too
+    there.grid.folders[5] = there.grid.folders[2**63 + 11]  # node 5 says it is client 0, too
     there.grid.live.add(5)
     run = there.begin(reference)
     there.go(run, told.append)

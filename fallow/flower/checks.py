@@ -15,7 +15,8 @@ from fallow.engine.clients import Reply, Samples
 from fallow.engine.finite import sound
 from fallow.engine.party import sent_by
 from fallow.engine.slot import RESERVED
-from fallow.flower.messages import Parcel, Tree, Unreadable, unpacked
+from fallow.flower.messages import Tree, Unreadable, unpacked
+from fallow.flower.parcel import Parcel
 from fallow.flower.thin import whole
 from fallow.methods.base import Update
 from fallow.methods.sparse import Sparse

@@ -19,7 +19,8 @@ from fallow.engine.simulation import Simulation
 from fallow.errors import UserError
 from fallow.flower import checks
 from fallow.flower.checks import Refused
-from fallow.flower.messages import Parcel, Tree, packed
+from fallow.flower.messages import Tree, packed
+from fallow.flower.parcel import Parcel
 from fallow.flower.roster import Roster
 from fallow.flower.terms import Terms
 from fallow.flower.thin import thinned
