@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from fallow import disk
-from fallow.config import parse_pairs, read_yaml
 from fallow.errors import UserError
 from fallow.report.collect import thin
 from fallow.report.grid import Grids, differences
@@ -45,6 +44,7 @@ from fallow.runs.jobs import Job, Known, clock, guessed, outlook, per_round
 from fallow.runs.runner import Event, Runner, TimeOver
 from fallow.runs.settings import Grid, recipe, recipes, resolve
 from fallow.runs.workers import Workers
+from fallow.trees import parse_pairs, read_yaml
 
 KNOWN = {"out": "runs", "collect": None, "jobs": None, "free_gib": None, "settle": 90, "set": [], "cells": []}
 FREE = {"gpu": 24.0, "cpu": 2.0}  # GiB

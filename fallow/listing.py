@@ -64,8 +64,8 @@ def _partitions() -> Rows:
 
 
 def _recipes() -> Rows:
-    from fallow.config import read_yaml
     from fallow.names import recipes
+    from fallow.trees import read_yaml
 
     return [("recipe", "what"), *[(n, str(read_yaml(p).get("about", ""))) for n, p in recipes().items()]]
 

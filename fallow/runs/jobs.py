@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fallow import disk
-from fallow.config import read_yaml
 from fallow.errors import UserError
 from fallow.runs.folder import Busy, RunFolder
 from fallow.runs.settings import Keys, differences
+from fallow.trees import read_yaml
 
 State = Literal["done", "begun", "new", "held"]
 OURS = r"\.lock|logs|\.config\.yaml\.([0-9]+\.)?part"  # what a run leaves that was cut off before it began
