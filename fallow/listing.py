@@ -77,7 +77,8 @@ TIMES = (
 
 
 def _recipes_with_times() -> Rows:
-    from fallow.report.times import format_duration, of_recipe, span
+    from fallow.durations import format_duration, span
+    from fallow.report.times import of_recipe
     from fallow.runs.speed import speed
 
     title, *body = _recipes()
