@@ -20,10 +20,10 @@ from typing import Any
 import yaml
 
 from fallow import disk
-from fallow.config import read_yaml
 from fallow.errors import UserError
 from fallow.flower import pki
 from fallow.flower.processes import BIN, Processes, environment, free_port
+from fallow.trees import read_yaml
 
 NAME = "federation.yaml"
 APP = {
@@ -141,7 +141,7 @@ class Federation:
     def up(self, here: bool = False, patience: float = 60.0) -> None:
         """Starts the SuperLink and lets the nodes' keys in; `here` starts the nodes on this machine, too."""
         if not _is_loopback(self.bind):
-            told = f"{self.bind} can be reached from outside, and Flower's Control API, which runs code on all nodes, asks nobody who he is"
+            told = f"{self.bind} can be reached from outside, and Flower's Control API, which runs code here and orders all nodes, asks nobody who he is"
             raise UserError(told, "set bind: 127.0.0.1 and put the reverse proxy of docs/deploy.md in front, which lets only nodes' traffic in")
         if self.processes.alive("superlink"):
             self.tell("the SuperLink is up")

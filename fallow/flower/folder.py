@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fallow.config import read_yaml, shown
 from fallow.errors import UserError, suggest
+from fallow.trees import read_yaml, shown
 
 KEYS = {"client", "server", "data", "name", "flip", "device"}
 Keys = dict[str, Any]

@@ -17,7 +17,6 @@ import torch
 import yaml
 
 from fallow import disk
-from fallow.config import read_yaml
 from fallow.data import sources
 from fallow.data.dealing import EMPTY, Ints
 from fallow.data.holdings import Federation, Holding
@@ -31,6 +30,7 @@ from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.flower.folder import Keys, settings
 from fallow.paths import user_path
+from fallow.trees import read_yaml
 
 ORDER = ("labelled", "unlabelled", "validation", "unused")  # of a share that a simulation wrote
 
