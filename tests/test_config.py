@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from fallow import config
-from fallow.config import Config, described, merge, parse_pairs, read_yaml, validate
+from fallow.config import Config, described, validate
 from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
 from fallow.runs import settings
 from fallow.runs.settings import config_hash, recipe, resolve, stored
+from fallow.trees import merge, parse_pairs, read_yaml
 
 
 def test_words() -> None:
@@ -142,6 +143,11 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "heir.yaml").write_text("inherit: base.yaml\nrounds: 6\naugment:\n  strong: ra-usb\n")
     monkeypatch.chdir(tmp_path)
     assert recipe("heir.yaml") == {"rounds": 6, "augment": {"weak": "plain", "strong": "ra-usb"}}
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / "grandchild.yaml").write_text("inherit: ../heir.yaml\nrounds: 7\n")
+    assert recipe("far/grandchild.yaml") == {"rounds": 7, "augment": {"weak": "plain", "strong": "ra-usb"}}, "paths are from the file that names them"
+    (tmp_path / "far" / "demo.yaml").write_text("inherit: demo\n")
+    assert recipe("far/demo.yaml") == recipe("demo")
     (tmp_path / "empty.yaml").write_text("")
     assert read_yaml("empty.yaml") == {}
     assert "default" in settings.recipes()

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from conftest import TINY
 
-from fallow.runs import estimate, prepare, rehearsal
+import fallow
+from fallow.runs import estimate, forecast, prepare, rehearsal, sweep
 from fallow.runs.speed import Speed
 
 WORDS = [f"{k}={v}" for k, v in TINY.items()]
@@ -52,4 +54,33 @@ def test_nothing_is_written(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) ->
     told = fallow_cli("run", *WORDS, "method=fixmatch", "--dry-run")
     assert told.code == 0 and [line.split(":")[0] for line in told.out.splitlines()] == ["settings", "work", "federation", "memory", "time"]
     assert not Path("runs").exists()
-    assert fallow_cli("run", *WORDS, "method=fixmatch,fedavg", "--dry-run").sentence.startswith("--dry-run is for one run")
+
+
+def test_a_grid(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that differ only in their seed are one line; what is there is known, and a run that was cut needs its rest only."""
+    monkeypatch.setattr(forecast, "speed", slow)
+    words = ["run", *WORDS, "method=fedavg,fixmatch", "steps=5", "rounds=3", "unlabelled_batch=8"]
+    told = fallow_cli(*words, "seed=0,1", "--dry-run")
+    assert told.code == 0 and not Path("runs").exists()
+    alone, both = told.out.splitlines()[1:3]
+    assert alone.split()[:4] == ["method=fedavg", "0,1", "2", "new"] and both.split()[:4] == ["method=fixmatch", "0,1", "2", "new"]
+    shared, *own = [line for line in told.out.splitlines() if line.startswith("settings of")]
+    assert " clients=4 " in shared and "method" not in shared and own[0] == "settings of method=fedavg: method=fedavg"
+    assert "4 runs: 4 new" in told.out
+
+    keys = TINY | {"method": "fedavg", "steps": 5, "rounds": 3, "unlabelled_batch": 8}
+    fallow.run(name="one", seed=0, **keys)
+    fallow.run(name="two", seed=1, stop_after=2, **keys)
+    planned = sweep.plan(None, sweep.grid(None, keys | {"seed": "0,1,2"}), Path("runs"))  # type: ignore[arg-type]
+    (found,) = forecast.foresee(planned.jobs, planned.settled, slow)
+    assert (found.seeds, found.states) == ((0, 1, 2), ("finished", "begun", "new"))
+    assert forecast.lines([found])[-3:][0] == "3 runs: 1 begun, 1 finished, 1 new"
+
+
+def test_a_table(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "speed", slow)
+    Path("mine.yaml").write_text(yaml.safe_dump(TINY | {"rounds": 2, "rows": {"Alone": {"method": "fedavg"}, "Both": {"method": "fixmatch"}}, "cells": {"few-digits": {"a": {}}}, "seeds": 2}))
+    told = fallow_cli("table", "mine.yaml", "--dry-run")
+    assert told.code == 0 and not Path("runs").exists()
+    assert [line.split()[0] for line in told.out.splitlines()[1:3]] == ["mine/few-digits-a--alone", "mine/few-digits-a--both"]
+    assert "4 runs: 4 new" in told.out

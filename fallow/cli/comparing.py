@@ -9,7 +9,7 @@ import typer
 
 from fallow import targets
 from fallow.cli.app import DataDir, Download, Force, Trust, app, as_list, console
-from fallow.cli.printing import print_comparison
+from fallow.cli.printing import print_comparison, print_forecast
 from fallow.errors import UserError
 
 
@@ -75,6 +75,7 @@ def table(
     data_dir: DataDir = None,
     download: Download = False,
     trust: Trust = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what its runs would be, their memory and time; run nothing.")] = False,
 ) -> None:
     """Run a paper's table, or one of your own.
 
@@ -84,6 +85,7 @@ def table(
     from fallow.report import grid, written
     from fallow.report.table import Table as Printed
     from fallow.runs.interrupts import Stopped, stopping
+    from fallow.runs.settled import Settled
 
     form = written.format_of(format, Path(file) if file else None)
     if file:
@@ -93,6 +95,11 @@ def table(
     if source and not place.is_dir():
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
     grids.check_targets(place, Path(out or place) if out or not source else None, Path(collect) if collect else None, seeds, force)
+    if dry_run:
+        settled = Settled(download)
+        if todo := grid.planned(grids, place, seeds, console.say, settled)[0]:
+            print_forecast(todo, settled)
+        return
     if not source:
         try:
             with stopping():

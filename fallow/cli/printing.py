@@ -27,6 +27,17 @@ def print_result(result: Any, quiet: bool = False) -> None:
     console.say(f"run: {result.path}")
 
 
+def print_forecast(jobs: Any, settled: Any) -> None:
+    """What these runs would be, of which none is made."""
+    from fallow.runs import forecast
+
+    with console.status("reading the data, measuring how fast this machine trains"):
+        found = forecast.foresee(jobs, settled)
+    console.rows(forecast.rows(found))
+    for line in forecast.lines(found):
+        console.say(line)
+
+
 def print_comparison(found: Any) -> None:
     from fallow.report import written
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fallow.cli.app import DataDir, Download, SkipBad, Trust, Words, app, console, words_of
-from fallow.cli.printing import print_comparison, print_result
+from fallow.cli.printing import print_comparison, print_forecast, print_result
 from fallow.errors import UserError
 
 
@@ -49,9 +49,8 @@ def run(
     if grid := sweep.grid(recipe, keys):
         if stop_after is not None:
             raise UserError("--stop-after is for one run, and these keys ask for several", "leave it out; Ctrl-C stops all, and the same command goes on")
-        if dry_run:
-            raise UserError("--dry-run is for one run, and these keys ask for several", "give one value to each key")
-        _sweep(sweep.plan(recipe, grid, Path(out), name, download, trust), jobs, quiet)
+        planned = sweep.plan(recipe, grid, Path(out), name, download, trust)
+        print_forecast(planned.jobs, planned.settled) if dry_run else _sweep(planned, jobs, quiet)
         return
     if dry_run:
         _rehearse(recipe, keys, download, trust)
@@ -128,7 +127,7 @@ def resume(
 
 
 def _rounds(words: list[str] | None) -> Any:
-    from fallow.config import parse_pairs
+    from fallow.trees import parse_pairs
 
     keys = parse_pairs(words or ())
     for key in keys:

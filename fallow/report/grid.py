@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from fallow import disk, targets
-from fallow.config import merge, parse_pairs, read_yaml, shown
 from fallow.data import sources
 from fallow.errors import UserError, suggest
 from fallow.report import published
@@ -27,6 +26,7 @@ from fallow.runs.runner import Event, Runner
 from fallow.runs.settings import SHAPES, Cell, Grid, Keys, differences, recipe, recipes, resolve, slug
 from fallow.runs.settled import Settled
 from fallow.runs.workers import Hands, Here, Workers
+from fallow.trees import merge, parse_pairs, read_yaml, shown
 
 Tell = Callable[[str], None]
 TABLES = ("table.md", "table.tex", "table.csv")
@@ -217,9 +217,18 @@ def run(
     grids: Grids, out: Path, seeds: int | None = None, jobs: int = 1, tell: Tell = print, download: bool = False
 ) -> list[Failure]:
     """Runs what is not finished; a run that was cut goes on, one that fails is told and the others go on."""
+    todo, made, failures = planned(grids, out, seeds, tell, Settled(download))
+    apart = jobs > 1
+    hands: Hands = Workers(grids.folder(out) / "logs") if apart else Here()
+    runner = Runner(todo, jobs, Room(), hands, lambda event: _say(event, made, tell))
+    return failures + [Failure(*made[failure.job.name], failure.why) for failure in runner.go()]
+
+
+def planned(grids: Grids, out: Path, seeds: int | None, tell: Tell, settled: Settled) -> tuple[list[Job], dict[str, tuple[Entry, int]], list[Failure]]:
+    """All runs of the table, whose they are by name, and those that cannot be run, which is told."""
     count = grids.grid.seeds if seeds is None else seeds
     made: dict[str, tuple[Entry, int]] = {}
-    todo, failures, there, settled = [], [], _Data(grids, download, tell), Settled(download)
+    todo, failures, there = [], [], _Data(grids, settled.download, tell)
     for seed in range(count):  # one seed everywhere first
         for entry in grids.entries:
             if entry.missing:
@@ -238,10 +247,7 @@ def run(
                 continue
             todo.append(job)
             made[job.name] = (entry, seed)
-    apart = jobs > 1
-    hands: Hands = Workers(grids.folder(out) / "logs") if apart else Here()
-    runner = Runner(todo, jobs, Room(), hands, lambda event: _say(event, made, tell))
-    return failures + [Failure(*made[failure.job.name], failure.why) for failure in runner.go()]
+    return todo, made, failures
 
 
 class _Data:

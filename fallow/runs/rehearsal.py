@@ -10,6 +10,7 @@ from fallow import models
 from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
+from fallow.durations import format_duration
 from fallow.machine import cores, device_of
 from fallow.methods.base import Method, Net
 from fallow.runs import Watcher, prepare
@@ -26,20 +27,22 @@ def lines(
     recipe: Any, keys: dict[str, Any], download: bool = False, trust: bool = False, watch: Watcher | None = None, measure: Measure = speed
 ) -> list[str]:
     """What a dry run says. The data are read, and one step of the model is measured (once on a machine); nothing is written."""
-    from fallow.report.times import format_duration
-
     method, options, source, federation = prepare(recipe, keys, download=download, trust=trust, watch=watch)
-    size, device = len(source.train), device_of(options.device)
-    one = measure(options.model, source.channels, source.size, options.device)
-    todo = work(method, options, size, len(source.test), len(source.classes))
-    seconds = options.rounds * (todo.trained * one.train + todo.predicted * one.infer)
+    device = device_of(options.device)
     return [
         "settings: " + " ".join(pairs(options)),
         "work: " + amounts(options, federation),
         "federation: " + holdings(federation),
         f"memory: about {memory(method, options, source):.1f} GiB" + ("" if device.type == "cpu" else f" if one party trains at a time on {device}"),
-        f"time: about {format_duration(seconds)} on {device} (within a factor of two, if the machine does nothing else)",
+        f"time: about {format_duration(seconds(method, options, source, measure))} on {device} (within a factor of two, if the machine does nothing else)",
     ]
+
+
+def seconds(method: type[Method], options: Config, source: Source, measure: Measure) -> float:
+    """Of the whole run, by what one step of its model takes here."""
+    one = measure(options.model, source.channels, source.size, options.device)
+    todo = work(method, options, len(source.train), len(source.test), len(source.classes))
+    return options.rounds * (todo.trained * one.train + todo.predicted * one.infer)
 
 
 def pairs(options: Config) -> list[str]:

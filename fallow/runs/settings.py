@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ from typing import Any
 from pydantic import ConfigDict
 
 from fallow import models, own
-from fallow.config import VERSION, Config, merge, read_yaml, shown, validate
+from fallow.config import VERSION, Config, validate
 from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, combining, find, is_own
 from fallow.methods.base import Method
 from fallow.names import recipes
 from fallow.runs import lacking
 from fallow.runs.origin import located, own_code, started_in
+from fallow.trees import merge, read_yaml, shown
 
 Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "stands_for", "published", "defaults")  # of a recipe, beside the keys of a run
@@ -40,7 +42,7 @@ EDITABLE = UNHASHED - MEASURING - set(KERNELS)  # in a run's folder, by hand, wi
 
 
 def recipe(name: str, heirs: tuple[str, ...] = ()) -> Keys:
-    """The keys of a recipe: a name, or a path to a YAML file. `inherit: OTHER` takes another one's keys first."""
+    """The keys of a recipe: a name, or a path to a YAML file. `inherit: OTHER` takes another one's keys first; a path is from this file."""
     known = recipes()
     path = known.get(name) or (Path(name) if name.endswith((".yaml", ".yml")) else None)
     if path is None:
@@ -53,7 +55,9 @@ def recipe(name: str, heirs: tuple[str, ...] = ()) -> Keys:
     if not parent:
         return keys
     own = {"rows", "cells"} & set(keys)  # take the place of the parent's
-    return merge({k: v for k, v in recipe(str(parent), (*heirs, name)).items() if k not in own}, keys)
+    if parent not in known and parent.endswith((".yaml", ".yml")):
+        parent = os.path.normpath(path.parent / parent)
+    return merge({k: v for k, v in recipe(parent, (*heirs, name)).items() if k not in own}, keys)
 
 
 def checked(keys: Keys, name: str) -> Keys:

@@ -40,6 +40,7 @@ class Sweep:
     combinations: Combinations
     jobs: list[Job]
     notes: list[str]  # sentences about what is left out
+    settled: Settled
 
     def about(self) -> str:
         """How many runs there are, and how many of them are to be made."""
@@ -83,7 +84,7 @@ def plan(
     for folder, base, keys, options in members:
         path = there.get(_identity(options), place / folder)
         jobs.append(Job(folder, path, base, keys, options.model_dump(mode="json"), dict(more)))
-    return Sweep(place, found, jobs, notes)
+    return Sweep(place, found, jobs, notes, sources)
 
 
 # -- keys that only some of the methods have -----------------------------------------------------------------------------
