@@ -83,8 +83,8 @@ def reply(tree: Tree, client: int, round: int, sent: Mapping[str, Any], held: Sa
     if not bool(made.finite) or not bool(sound(entries or {}, made.optimizers)):
         raise Refused("its update has numbers that are NaN or infinite")
     if samples.labelled > held.labelled or samples.all > held.all:
-        told = f"it tells of {samples.all} samples, {samples.labelled} of them with labels"
-        raise Refused(f"{told}, and had {held.all} and {held.labelled} when the run was begun")
+        had = f"and had {held.all} and {held.labelled} when the run was begun"
+        raise Refused(f"it tells of {samples.all} samples, {samples.labelled} of them with labels, {had}")
     if made.update is not None:
         sent_by(made.update, client)
     return made
