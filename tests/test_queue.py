@@ -129,7 +129,7 @@ def test_what_it_will_take(tmp_path: Path) -> None:
     known = queue.estimates(q, q.jobs)
     assert known["digits/seed-1"] == (100.0, "other seeds")
     assert queue.outlook(q.jobs, {"digits/seed-1": known["digits/seed-1"]}, q.at_once) == (
-        "about 2.0 min with 1 at a time (2.0 min one by one), and 1 of unknown length"
+        "about 1.7 min with 1 at a time (1.7 min one by one), and 1 of unknown length"
     )
 
 
