@@ -15,7 +15,6 @@ from typing import Any
 
 from fallow.errors import UserError
 from fallow.flower import folder as folders
-from fallow.flower import pki
 from fallow.flower.processes import BIN, LOG, bounded, end, environment, free_port, said_since, with_parent
 from fallow.flower.worker import Worker
 
@@ -112,6 +111,7 @@ def keep_up(folder: Path, tell: Callable[[str], None], patience: float = PATIENC
 
 def _once(folder: Path, worker: Worker, tell: Callable[[str], None], asked: Event) -> UserError | None:
     """One life of the SuperNode, whose messages the worker answers; why it was not let in, None if it was."""
+    from fallow.flower import pki
     from fallow.flower.porter import Porter
 
     port, file, home = free_port(), folder / LOG, folder / "home"
