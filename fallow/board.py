@@ -104,7 +104,8 @@ class Board:
                 self._bar.update(self._all, words=f"about {clock(left)}" if left else "")
         elif now - self._told > TOLD:
             self._told = now
-            self.console.say(f"{len(self.runner.running)} running, {len(self.runner.waiting)} waiting: {self._left()}")
+            left = self._left()
+            self.console.say(f"{len(self.runner.running)} running, {len(self.runner.waiting)} waiting{': ' if left else ''}{left}")
 
     def _jobs(self) -> list[Job]:
         assert self.runner is not None
