@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=4, help="first rounds that are not counted: graphs are captured in them")
     parser.add_argument("--set", nargs="*", default=[], help="further key=value")
     args = parser.parse_args()
-    from fallow.config import parse_pairs
+    from fallow.trees import parse_pairs
 
     for setting in args.setting:
         print(compare(setting, args.before, args.rounds, args.warm, parse_pairs(args.set)), flush=True)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fallow.config import read_yaml
 from fallow.errors import UserError
 from fallow.report.collect import thin
 from fallow.report.grid import Entry, Grids, differences, place_of
 from fallow.runs.settings import Keys
+from fallow.trees import read_yaml
 
 
 def forced(grids: Grids, run: Path) -> tuple[Entry, int, Keys]:

@@ -34,13 +34,13 @@ import fallow
 from bench.photographs import photographs
 from bench.report import machine
 from fallow import runs as running
-from fallow.config import merge, parse_pairs
 from fallow.data import sources
 from fallow.data.sources import ImageSet, Source
 from fallow.errors import UserError
 from fallow.methods import REGISTERED
 from fallow.runs import automatic
 from fallow.runs.settings import config_hash
+from fallow.trees import merge, parse_pairs
 
 ALONE = "fedavg"
 METHODS = [name for name in REGISTERED if name != ALONE]

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import fallow
-from fallow.config import parse_pairs
 from fallow.flower import needed, running
 from fallow.flower.federation import Federation
 from fallow.runs.folder import RunFolder
+from fallow.trees import parse_pairs
 
 
 def measure(folder: Path, count: int, rounds: int, method: str, keys: dict[str, Any]) -> dict[str, Any]:

@@ -29,12 +29,12 @@ import yaml
 
 import fallow
 from bench.report import machine, table
-from fallow.config import merge
 from fallow.data import sources
 from fallow.errors import UserError
 from fallow.machine import cores
 from fallow.methods.fedavg import FedAvg
 from fallow.runs.settings import resolve
+from fallow.trees import merge
 
 SETTINGS: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 METHODS, DATA = SETTINGS["methods"], SETTINGS["data"]

@@ -34,17 +34,18 @@ from pathlib import Path
 from typing import Any
 
 from fallow import disk
-from fallow.config import parse_pairs, read_yaml
+from fallow.durations import format_duration
 from fallow.errors import UserError
 from fallow.report.collect import thin
 from fallow.report.grid import Grids, differences
 from fallow.runs import jobs as kept
 from fallow.runs import room
 from fallow.runs.folder import RunFolder
-from fallow.runs.jobs import Job, Known, clock, guessed, outlook, per_round
+from fallow.runs.jobs import Job, Known, guessed, outlook, per_round
 from fallow.runs.runner import Event, Runner, TimeOver
 from fallow.runs.settings import Grid, recipe, recipes, resolve
 from fallow.runs.workers import Workers
+from fallow.trees import parse_pairs, read_yaml
 
 KNOWN = {"out": "runs", "collect": None, "jobs": None, "free_gib": None, "settle": 90, "set": [], "cells": []}
 FREE = {"gpu": 24.0, "cpu": 2.0}  # GiB
@@ -185,7 +186,7 @@ class Told:
             "was finished": "was finished",
             "started": "started",
             "goes on": f"goes on from round {event.round}",
-            "finished": f"{event.said} after {clock(event.seconds)}",
+            "finished": f"{event.said} after {format_duration(event.seconds)}",
             "failed": f"failed: {event.said}",
             "cut": f"was cut ({event.said}); it will go on",
             "waits": "another process runs it, which is waited for",
@@ -253,7 +254,7 @@ def main() -> None:
         known = estimates(queue, todo)
         for job in todo:
             seconds, source = known.get(job.name, (None, "no measurement"))
-            tell(f"{job.name}: {job.left} rounds, {'unknown' if seconds is None else clock(seconds)} ({source})")
+            tell(f"{job.name}: {job.left} rounds, {'unknown' if seconds is None else format_duration(seconds)} ({source})")
         tell(f"{len(queue.jobs) - len(todo)} done, {len(todo)} to do: {outlook(todo, known, queue.at_once)}")
         if args.dry:
             return

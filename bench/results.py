@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fallow.config import read_yaml
 from fallow.report.collect import mean_of_last
 from fallow.report.grid import Entry, Grids, Line, differences, read
 from fallow.runs.folder import RunFolder
 from fallow.runs.settings import recipes
+from fallow.trees import flat, read_yaml
 
 TITLE = ("cell", "last", "best", "last 30", "published", "difference", "within", "seeds", "s a round", "s in all", "commit", "command")
 CLOSE = 1.5  # points from the published figure that count as within, where its std is smaller
@@ -32,19 +32,11 @@ def tables(place: Path) -> list[tuple[str, str]]:
     return [(paper, table) for paper, table in sorted(there) if f"{paper}/{table}" in recipes()]
 
 
-def flat(keys: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in keys.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", value
-
-
 def command(grids: Grids, entry: Entry, path: Path, seed: int) -> str:
     """What makes the line, in one command."""
     stored, expected = read_yaml(path / "config.yaml"), grids.expected(entry, seed)
-    usual = dict(flat(expected))
-    other = {k: v for k, v in flat(differences(stored, expected)) if usual.get(k) != v}
+    usual = flat(expected)
+    other = {k: v for k, v in flat(differences(stored, expected)).items() if usual.get(k) != v}
     words = {"setting": entry.cell.name} | ({} if entry.own else {"method": entry.row}) | other
     said = " ".join(shlex.quote(f"{k}={'null' if v is None else str(v).lower() if isinstance(v, bool) else v}") for k, v in words.items())
     return f"`fallow run {grids.recipe} {said}`"

@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--set", nargs="*", default=[], help="further key=value")
     args = parser.parse_args()
-    from fallow.config import parse_pairs
+    from fallow.trees import parse_pairs
 
     results = []
     for name in args.only:

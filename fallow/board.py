@@ -9,7 +9,8 @@ from typing import Any
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
-from fallow.runs.jobs import Job, clock, measured, outlook, time_left
+from fallow.durations import format_duration
+from fallow.runs.jobs import Job, measured, outlook, time_left
 from fallow.runs.runner import Event, Runner
 from fallow.said import Speaker
 
@@ -78,7 +79,7 @@ class Board:
             return f"memory ran out: {event.said} at a time from now on" if event.what == "fewer" else ""
         words = {
             "was finished": f"{event.said} (was finished, {event.job.path})",
-            "finished": f"{event.said} after {clock(event.seconds)}{' (went on)' if event.begun else ''}",
+            "finished": f"{event.said} after {format_duration(event.seconds)}{' (went on)' if event.begun else ''}",
             "goes on": f"goes on from round {event.round}",
             "started": "" if self.console.is_terminal else "started",
             "failed": f"failed: {event.said}",
@@ -101,7 +102,7 @@ class Board:
                 self._guessed = now
                 jobs = self._jobs()
                 left = time_left(jobs, measured(jobs), self.runner.at_once)
-                self._bar.update(self._all, words=f"about {clock(left)}" if left else "")
+                self._bar.update(self._all, words=f"about {format_duration(left)}" if left else "")
         elif now - self._told > TOLD:
             self._told = now
             left = self._left()

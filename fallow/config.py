@@ -1,4 +1,4 @@
-"""The settings of a run: typed keys with meanings, YAML, key=value, suggestions for misspelt keys.
+"""The settings of a run: typed keys with meanings, and suggestions for misspelt ones.
 
 `Config` holds the keys that every run has; those of parts stand in fallow/keys/. A method's `Options` derive from it, add the
 method's own keys and may give common keys other defaults, so one flat object is the whole setting of a run.
@@ -6,12 +6,10 @@ method's own keys and may give common keys other defaults, so one flat object is
 
 from __future__ import annotations
 
-import copy
 import math
 import re
-import reprlib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
@@ -23,8 +21,7 @@ from fallow.keys.labelling import LabellingKeys
 from fallow.keys.measuring import MeasuringKeys
 from fallow.keys.section import LARGEST, S, Section, key, listed
 from fallow.keys.statistics import StatisticsKeys
-from fallow.paths import open_plain
-from fallow.yamls import LENGTH, safe_yaml, why_not
+from fallow.trees import shown
 
 VERSION = 1  # of the stored config; a change of meaning counts up
 
@@ -200,89 +197,6 @@ def _check_unlabelled(size: int | str, batch: int | str) -> None:
         raise UserError(f"unlabelled_batch={size} is not known", "use a count, match-steps, match-steps:floor, equal, ratio:N or full")
     if batch == "full":
         raise UserError(f"unlabelled_batch={size} is a multiple of a batch that is full", "use unlabelled_batch=full, or a count for batch")
-
-
-def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
-    """`key=value` words of the command line; a dot reaches into a section; values are YAML."""
-    out: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise UserError(f"{pair!r} is not key=value", "write for example rounds=10")
-        quoted = text.startswith(("'", '"'))
-        value = _typed(text, quoted)
-        node = out
-        *path, last = name.split(".")
-        for part in path:
-            node = node.setdefault(part, {})
-            if not isinstance(node, dict):
-                raise UserError(f"{part!r} is given both whole and in parts", "use one of the two forms")
-        node[last] = value if quoted else _number(value)
-    return out
-
-
-def _typed(text: str, quoted: bool) -> Any:
-    """What YAML makes of a word; the word itself where that is no plain value (a date, bytes) or YAML stumbles over it."""
-    try:
-        value = safe_yaml(text) if text else None
-    except yaml.YAMLError:
-        return text
-    plain = value is None or isinstance(value, bool | int | float | str | list | dict)
-    return text if not plain or (isinstance(value, str) and text != value and not quoted) else value
-
-
-def _number(value: Any) -> Any:
-    if isinstance(value, str):  # YAML 1.1 reads 1e-4 as text
-        try:
-            number = float(value)
-        except ValueError:
-            return value
-        return value if math.isinf(number) and "inf" not in value.lower() else number  # 5000 digits stay what was typed
-    return value
-
-
-def read_yaml(path: Any) -> dict[str, Any]:
-    """A mapping from a YAML file, or one sentence why not."""
-    try:
-        with open_plain(path) as f:
-            value = safe_yaml(f.read(LENGTH + 1).decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise UserError(f"there is no file {path}", "check the path") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise UserError(f"{path} cannot be read ({e})", "check the file and its permissions") from None
-    except yaml.YAMLError as e:
-        raise UserError(f"{path} is not valid YAML{why_not(e)}", "mend the file; keys look like `rounds: 10`") from None
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise UserError(f"{path} holds no keys", "write one `key: value` per line")
-    return value
-
-
-def shown(value: Any) -> str:
-    """A value for a sentence: as it is typed, and not longer than one reads."""
-    try:
-        text = value if isinstance(value, str) else _SHORT.repr(value)
-    except ValueError:  # an integer of thousands of digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 200 else f"{text[:90]} ... {text[-90:]}"
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxdict = 8
-_SHORT.maxstring = _SHORT.maxother = 120
-
-
-def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
-    """Later layers win; sections are merged key by key."""
-    out: dict[str, Any] = {}
-    for layer in layers:
-        for name, value in layer.items():
-            if isinstance(value, Mapping) and isinstance(out.get(name), dict):
-                out[name] = merge(out[name], value)
-            else:
-                out[name] = copy.deepcopy(value)
-    return out
 
 
 def validate(kind: type[S], values: Mapping[str, Any]) -> S:

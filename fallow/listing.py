@@ -64,8 +64,8 @@ def _partitions() -> Rows:
 
 
 def _recipes() -> Rows:
-    from fallow.config import read_yaml
     from fallow.names import recipes
+    from fallow.trees import read_yaml
 
     return [("recipe", "what"), *[(n, str(read_yaml(p).get("about", ""))) for n, p in recipes().items()]]
 
@@ -77,7 +77,8 @@ TIMES = (
 
 
 def _recipes_with_times() -> Rows:
-    from fallow.report.times import format_duration, of_recipe, span
+    from fallow.durations import format_duration, span
+    from fallow.report.times import of_recipe
     from fallow.runs.speed import speed
 
     title, *body = _recipes()

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from bench import checks, five, results
 from fallow.cli import app
-from fallow.config import parse_pairs, read_yaml
 from fallow.errors import UserError
 from fallow.report.grid import Grids, differences
 from fallow.runs.settings import recipe, resolve
+from fallow.trees import parse_pairs, read_yaml
 
 RESULTS = Path(__file__).parents[1] / "results"
 

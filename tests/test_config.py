@@ -9,12 +9,13 @@ import pytest
 import yaml
 
 from fallow import config
-from fallow.config import Config, described, merge, parse_pairs, read_yaml, validate
+from fallow.config import Config, described, validate
 from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
 from fallow.runs import settings
 from fallow.runs.settings import config_hash, recipe, resolve, stored
+from fallow.trees import merge, parse_pairs, read_yaml
 
 
 def test_words() -> None:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs/design.md").read_text()
 FRONT = {"board", "demo", "listing", "progress", ""}
 SHORTCUTS = {  # imports upwards, inside a function: (who, whom)
-    ("runs.result", "export"), ("runs.onlookers", "progress"), ("flower.running", "progress"), ("runs.rehearsal", "report.times"), ("__main__", "cli"), ("targets", "data"),
+    ("runs.result", "export"), ("runs.onlookers", "progress"), ("flower.running", "progress"), ("__main__", "cli"), ("targets", "data"),
 }  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fallow import models
-from fallow.measure.diversity import DEFINITIONS, FORMS, diversity, every, norm_parameters, per_group, update, vector
+from fallow.measure.diversity import FORMS, diversity, every, norm_parameters, per_group, vector
 from fallow.methods.state import State
 
 
@@ -36,7 +36,7 @@ TIMES_N = {
 
 def test_the_sixteen_worked_numbers():
     found = every(G, [w - START for w in ENDS], (GS, END_S - START))
-    assert tuple(found) == DEFINITIONS and len(found) == 16
+    assert list(found) == [f"{name}/{form}" for name in TABLE for form in FORMS] and len(found) == 16
     for name, numbers in TABLE.items():
         for form, number in zip(FORMS, numbers):
             assert found[f"{name}/{form}"] == pytest.approx(number, abs=1e-6), (name, form)
@@ -95,10 +95,8 @@ def test_without_a_server_eight_are_left():
 def test_vectors_of_states_with_and_without_norms():
     net = models.build("small-cnn", 10, 1, norm="gn", size=8)
     start = State.of(net)
-    after = start + start
     norms = norm_parameters(net)
     weights = dict(net.named_parameters())
     assert norms and all(weights[n].dim() == 1 for n in norms)
-    assert torch.equal(update(after, start), vector(start))
     left = sum(p.numel() for n, p in weights.items() if n not in norms)
     assert len(vector(start, norms)) == left < len(vector(start)) == sum(p.numel() for p in weights.values())

@@ -11,9 +11,9 @@ import torch
 from conftest import TINY
 
 import fallow
+from fallow.durations import format_duration
 from fallow.engine.nets import NetHandle
 from fallow.methods import REGISTERED, find
-from fallow.report import times
 from fallow.report.times import of_recipe
 from fallow.runs import estimate, prepare, speed
 from fallow.runs.estimate import Work, seconds, work
@@ -126,6 +126,6 @@ def test_the_list(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     method, options = resolve(recipe("demo"), {})
     images = work(method, options, *estimate.IMAGES["digits"], 10)
     expected = options.rounds * (images.trained * 0.001 + images.predicted * 0.0003)
-    assert line.rstrip().endswith(times.format_duration(expected)) and "Times are estimates for this machine" in told
+    assert line.rstrip().endswith(format_duration(expected)) and "Times are estimates for this machine" in told
     plain = fallow_cli("list", "recipes", "--no-time").out
     assert "Times are" not in plain and plain.splitlines()[0].split() == ["recipe", "what"]

@@ -24,7 +24,6 @@ from PIL import Image
 from test_page import fabricated, row, watching
 
 from fallow import disk, limits
-from fallow.config import parse_pairs, read_yaml
 from fallow.data.holdings import Federation
 from fallow.data.readers import archives, images, kept
 from fallow.data.readers.holdout import in_order
@@ -34,6 +33,7 @@ from fallow.errors import UserError
 from fallow.export.predict import predict
 from fallow.paths import open_plain, shown, user_path
 from fallow.report import reading, watch
+from fallow.trees import parse_pairs, read_yaml
 from fallow.yamls import safe_yaml
 
 TINY = Path(__file__).resolve().parents[2] / "shared" / "data" / "tiny"

@@ -17,13 +17,13 @@ import yaml
 from conftest import TINY
 
 import fallow
-from fallow.config import read_yaml
 from fallow.data.holdings import ClassCounts, Federation, Holding
 from fallow.report import page, reading
 from fallow.report.cells import places
 from fallow.report.grid import Grids
 from fallow.report.watch import Watch
 from fallow.runs.folder import RunFolder
+from fallow.trees import read_yaml
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fallow.data import dealing, dirichlets, skews
-from fallow.data.dealing import Pool, ShardDraw, TypeDraw
-from fallow.data.dirichlets import CappedDraw, ClientDraw, EqualDraw
+from fallow.data.dealing import Deal, Pool, ShardDraw, TypeDraw, deal
+from fallow.data.dirichlets import ClientDraw, EqualDraw
 from fallow.data.partitions import PARTITIONS, PartitionError, parse
 from fallow.data.skews import largest_skew, skew, skew_counts
 from fallow.errors import UserError
@@ -219,12 +219,16 @@ def test_shards_errors(text, counts, clients, code):
 # --- 4.3, 14.5
 
 
+def capped(pool, shares, order):
+    return Deal(*deal(pool.labels, dirichlets.capped_counts(pool, shares), order))
+
+
 def test_capped_examples():
     shares = np.array([[1, 0, 0], [0.5, 0.3, 0.2], [0.2, 0.4, 0.4]])
-    split = dirichlets.apply_capped(pool_of([4, 4, 4], 3), CappedDraw(shares, np.arange(12)))
+    split = capped(pool_of([4, 4, 4], 3), shares, np.arange(12))
     assert lists(split) == [[0, 1, 2, 3], [4, 5, 8, 9], [6, 7, 10, 11]]
     shares = np.array([[0.5, 0.4, 0.1], [0.2, 0.2, 0.6]])
-    split = dirichlets.apply_capped(pool_of([6, 6], 3), CappedDraw(shares, np.arange(12)))
+    split = capped(pool_of([6, 6], 3), shares, np.arange(12))
     assert lists(split) == [[0, 1, 2, 6], [3, 4, 7], [5, 8, 9, 10, 11]]
 
 
@@ -252,8 +256,7 @@ def test_golden_feddure_split():
         legacy.shuffle(own)
         order.append(own)
         shares.append(legacy.dirichlet(np.full(4, 0.5)))
-    drawn = CappedDraw(np.stack(shares), np.concatenate(order))
-    split = dirichlets.apply_capped(pool_of([8, 8, 8], 4), drawn)
+    split = capped(pool_of([8, 8, 8], 4), np.stack(shares), np.concatenate(order))
     assert [sorted(part) for part in lists(split)] == [
         [6, 10], [0, 1, 2, 3, 7, 18], [5, 11, 12, 14, 19, 22], [4, 8, 9, 13, 15, 16, 17, 20, 21, 23],
     ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 import pytest
 
-from fallow.config import merge
 from fallow.data.partitions import parse
 from fallow.errors import UserError
 from fallow.methods import find
@@ -11,6 +10,7 @@ from fallow.report import published
 from fallow.report.grid import Grids
 from fallow.report.published import table_name
 from fallow.runs.settings import Grid, recipe, recipes, resolve, slug
+from fallow.trees import merge
 
 TABLES = [n for n in recipes() if Grid.of(recipe(n))]
 UNPRINTED = {"feddure/table1-short", "fedrgd/table2-literal", "neutral/table1", "sage/others"}  # other settings of printed cells, by name; no paper's

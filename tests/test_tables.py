@@ -22,7 +22,7 @@ from fallow.errors import UserError
 from fallow.report import grid as tables
 from fallow.report.collect import thin
 from fallow.report.grid import Grids, Line
-from fallow.report.published import figure
+from fallow.report.published import of_table
 from fallow.report.table import Table
 from fallow.runs import settings
 
@@ -284,7 +284,7 @@ def test_figures_are_marked_within_one_std():
 
 def test_our_std_counts_where_none_is_printed():
     grid = Grids("fedrgd", "II", ["method=FedRGD", "labels=server", "partition=iid"])
-    assert figure("fedrgd", "II", "cifar10", "labels-at-server iid", "FedRGD").std is None
+    assert of_table("fedrgd", "II")["cifar10", "labels-at-server iid", "FedRGD"].std is None
     near, far, single = (Table(grid, lines_of(grid, v)).rows()[0][6] for v in ([62.0, 64.0], [62.0, 62.4], [63.3]))
     assert (near, far, single) == ("-0.32 *", "-1.12", "-0.02")
     assert (

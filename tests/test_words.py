@@ -16,6 +16,7 @@ from conftest import TINY
 from fallow import config
 from fallow.errors import UserError
 from fallow.said import Speaker
+from fallow.trees import shown
 
 WORDS = [f"{k}={v}" for k, v in (TINY | {"method": "fedavg", "rounds": 1}).items()]
 ODD = {
@@ -120,8 +121,8 @@ def test_names_are_printed_as_they_are(name: str, fallow_cli: Any) -> None:
     told = fallow_cli("run", *WORDS, "--name", name)
     assert told.code == 0
     plain = name.encode("utf-8", "backslashreplace").decode()
-    for shown, control in (("\\x1b", "\x1b"), ("\\n", "\n"), ("\\t", "\t")):
-        plain = plain.replace(control, shown)
+    for written, control in (("\\x1b", "\x1b"), ("\\n", "\n"), ("\\t", "\t")):
+        plain = plain.replace(control, written)
     assert told.out.endswith(f"run: runs/{plain}\n")
     assert fallow_cli("resume", f"runs/{name}").code == 0
     assert fallow_cli("report", f"runs/{name}", "-o", f"{name}.html").code == 0
@@ -186,8 +187,8 @@ def test_what_is_shown_of_a_value_is_short() -> None:
     bomb: Any = ["x" * 50] * 10
     for _ in range(30):
         bomb = [bomb] * 10
-    assert len(config.shown(bomb)) <= 200 and len(config.shown("y" * 10**6)) <= 200
-    assert config.shown(1.5) == "1.5" and config.shown(["a"]) == "['a']" and config.shown("a") == "a"
+    assert len(shown(bomb)) <= 200 and len(shown("y" * 10**6)) <= 200
+    assert shown(1.5) == "1.5" and shown(["a"]) == "['a']" and shown("a") == "a"
     with pytest.raises(UserError) as told:
         config.validate(config.Config, {"data": bomb})
     assert len(str(told.value)) < 400

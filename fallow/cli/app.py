@@ -55,7 +55,7 @@ def common(
 
 def words_of(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
     """A recipe, if the first word is no key=value, and the keys."""
-    from fallow.config import parse_pairs
+    from fallow.trees import parse_pairs
 
     words = list(words or [])
     recipe = words.pop(0) if words and "=" not in words[0] else None

@@ -129,7 +129,7 @@ def resume(
 
 
 def _rounds(words: list[str] | None) -> Any:
-    from fallow.config import parse_pairs
+    from fallow.trees import parse_pairs
 
     keys = parse_pairs(words or ())
     for key in keys:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fallow.config import Config, parse_pairs, validate
+from fallow.config import Config, validate
 from fallow.data import sources
 from fallow.data.readers import images
 from fallow.data.readers.albums import Entry, kinds_of, listed
@@ -22,6 +22,7 @@ from fallow.data.readers.opening import Unreadable, opened, orientation, size_of
 from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.paths import open_plain, shown
+from fallow.trees import parse_pairs
 
 FEW = 5  # labelled images of a class, and test images, below which it is told
 COMPANIONS = frozenset({".txt", ".csv", ".tsv", ".json", ".xml", ".md", ".yaml", ".yml", ".ini", ".db", ".pdf"})  # not images of anything

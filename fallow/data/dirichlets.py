@@ -29,16 +29,7 @@ log = logging.getLogger(__name__)
 # -- dirichlet-capped --------------------------------------------------------------------------------------------------
 
 
-class CappedDraw(NamedTuple):
-    shares: Floats  # [classes, clients]
-    order: Ints  # within classes
-
-
 Redraw = Callable[[int], Floats]
-
-
-def draw_capped(pool: Pool, alpha: float, order: Ints, rng: Generator) -> CappedDraw:
-    return CappedDraw(rng.dirichlet(np.full(pool.clients, alpha), pool.classes), order)
 
 
 def evenly(clients: int) -> Floats:
@@ -46,7 +37,7 @@ def evenly(clients: int) -> Floats:
 
 
 def capped_counts(pool: Pool, shares: Floats, redraw: Redraw = evenly) -> Ints:
-    """[clients, classes]; who holds N / M or more when a class's turn comes gets nothing of it.
+    """[clients, classes] of shares [classes, clients]; who holds N / M or more when a class's turn comes gets nothing of it.
 
     `redraw(m)` gives shares for m clients, for a class whose open clients' shares all underflowed to 0. (A Dirichlet
     renormalised on some entries is a Dirichlet on these: drawing for the open ones only changes no distribution.)
@@ -67,10 +58,6 @@ def capped_counts(pool: Pool, shares: Floats, redraw: Redraw = evenly) -> Ints:
     return counts
 
 
-def apply_capped(pool: Pool, drawn: CappedDraw, redraw: Redraw = evenly) -> Deal:
-    return Deal(*deal(pool.labels, capped_counts(pool, drawn.shares, redraw), drawn.order))
-
-
 def default_min_size(pool: Pool) -> int:
     """10 as SemiFL and FedDure have it; in pools of fewer than 50 per client a fifth of the mean, at least 1."""
     return max(1, min(10, pool.each // 5))
@@ -84,8 +71,8 @@ def split_capped(pool: Pool, rng: Generator, o: Options) -> Deal:
         raise PartitionError("min_size_impossible", cause, "use fewer clients or a smaller min_size")
     order, smallest = draw_order(pool, rng, o["shuffle"]), 0
     for tries in range(1, limit + 1):
-        drawn = draw_capped(pool, alpha, order, rng)
-        counts = capped_counts(pool, drawn.shares, lambda m: rng.dirichlet(np.full(m, alpha)))
+        shares = rng.dirichlet(np.full(pool.clients, alpha), pool.classes)
+        counts = capped_counts(pool, shares, lambda m: rng.dirichlet(np.full(m, alpha)))
         smallest = max(smallest, int(counts.sum(1).min()))
         if smallest >= least:
             return Deal(*deal(pool.labels, counts, order), tries)

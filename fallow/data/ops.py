@@ -52,11 +52,6 @@ def solarize(x: Tensor, threshold: Tensor) -> Tensor:
     return x ^ (x >= first).view(torch.uint8) * 255
 
 
-def solarize_add(x: Tensor, amount: Tensor, threshold: int = 128) -> Tensor:
-    moved = (x.to(torch.int16) + _each(amount).to(torch.int16)).clamp_(0, 255).to(torch.uint8)
-    return moved ^ (moved >= threshold).view(torch.uint8) * 255
-
-
 def autocontrast(x: Tensor) -> Tensor:
     flat = x.flatten(2)
     low, high = flat.amin(2, keepdim=True).double(), flat.amax(2, keepdim=True).double()

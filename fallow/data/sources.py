@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fallow.data import download as downloads
+from fallow.data import ops
 from fallow.data.readers import (
     cifar,
     dataset,
@@ -84,7 +85,6 @@ class Listed:
     size: int | None = None
     channels: int | None = None
     present: bool | None = None  # None: the user's own
-    downloadable: bool = False
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def names(data_dir: str | Path | None = None) -> list[Listed]:
         official = _official(name)
         where = " or ".join(_looked_for(official))
         shape = (official.classes, official.size, official.channels)
-        rows.append(Listed(name, official.what, where, *shape, _present(official, home), bool(official.remote)))
+        rows.append(Listed(name, official.what, where, *shape, _present(official, home)))
     rows += [Listed(name, "registered from Python", "memory", present=True) for name in _registered]
     return rows + [Listed(f"{kind}:PATH", what, "PATH") for kind, what in _OWN.items()]
 
@@ -453,11 +453,7 @@ def _not_there(name: str, official: Official, home: Path) -> UserError:
 def _recoloured(images: torch.Tensor) -> torch.Tensor:
     if images.shape[1] == 1:
         return images.repeat(1, 3, 1, 1)
-    grey = torch.empty(len(images), 1, *images.shape[2:], dtype=torch.uint8)
-    for at in range(0, len(images), 4096):  # the sums need four bytes a pixel
-        red, green, blue = images[at : at + 4096].int().unbind(1)
-        grey[at : at + 4096, 0] = (19595 * red + 38470 * green + 7471 * blue + 32768) >> 16
-    return grey
+    return torch.cat([ops.grey(part).to(torch.uint8) for part in images.split(4096)])  # the sums need four bytes a pixel
 
 
 def _padded(images: torch.Tensor, size: int, name: str) -> torch.Tensor:

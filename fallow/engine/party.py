@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fallow import draws
+from fallow.config import Config
 from fallow.data.samples import Samples
 from fallow.engine import feed, judging
 from fallow.engine.clients import SERVER, Reply, Request
@@ -50,27 +51,26 @@ class Outcome(Reply):
     record: dict[str, Any] = field(default_factory=dict)
 
 
-class Party:
-    """What `begin`, `plan` and `end` get."""
+class Sized:
+    """What a plan asks of a party: its samples, and how much it works, already the server's or the client's."""
 
-    def __init__(self, site: Site, slot: Slot, job: Job):
-        self.site, self.kit, self.slot, self.options = site, site.kit, slot, site.kit.options
-        self.id, self.round, self.received = job.party, job.round, job.message
-        self.is_server, self.turn = site.is_server, job.turn
-        self.labelled, self.unlabelled, self.validation, self.unused = site.labelled, site.unlabelled, site.validation, site.unused
-        self.made = 0
-        self.lr: list[float] = []  # of each step
-        self._predictions = 0
+    options: Config
+    round: int
+    received: dict[str, Any]
+    is_server: bool
+    labelled: Samples
+    unlabelled: Samples
+    validation: Samples
+    unused: int
+    uneven: bool  # whether clients have different numbers of labels
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["slot"], name)
+    def key(self, *parts: int | str) -> int:
+        raise NotImplementedError
 
-    @property
-    def uneven(self) -> bool:
-        """Whether clients have different numbers of labels."""
-        return self.kit.declared.uneven
+    def rng(self, stream: str) -> np.random.Generator:
+        """A host generator for the few draws that stay there (Beta, choices)."""
+        return draws.rng(self.key("rng", stream))
 
-    # -- the amount of work, already the server's or the client's ----------------------------------------------------
     @property
     def batch(self) -> int | None:
         o = self.options
@@ -102,14 +102,26 @@ class Party:
         labelled = 0 if self.options.unlabelled_batch == "full" else len(self.labelled)
         return max(1, labelled or len(self.unlabelled))
 
-    # -- what it can do ----------------------------------------------------------------------------------------------
+
+class Party(Sized):
+    """What `begin`, `plan` and `end` get."""
+
+    def __init__(self, site: Site, slot: Slot, job: Job):
+        self.site, self.kit, self.slot, self.options = site, site.kit, slot, site.kit.options
+        self.id, self.round, self.received = job.party, job.round, job.message
+        self.is_server, self.turn = site.is_server, job.turn
+        self.labelled, self.unlabelled, self.validation, self.unused = site.labelled, site.unlabelled, site.validation, site.unused
+        self.uneven = site.kit.declared.uneven
+        self.made = 0
+        self.lr: list[float] = []  # of each step
+        self._predictions = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["slot"], name)
+
     def key(self, *parts: int | str) -> int:
         again = ("turn", self.turn) if self.turn else ()
         return self.kit.key("party", self.round, self.id, *again, *parts)
-
-    def rng(self, stream: str) -> np.random.Generator:
-        """A host generator for the few draws that stay there (Beta, choices)."""
-        return draws.rng(self.key("rng", stream))
 
     @torch.no_grad()
     def predict(

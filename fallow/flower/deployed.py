@@ -14,7 +14,7 @@ import torch
 
 from fallow import config as configuration
 from fallow import disk, models, own
-from fallow.config import Config, dump, merge, read_yaml
+from fallow.config import Config, dump
 from fallow.data.readers.common import ImageSet
 from fallow.data.sources import Source
 from fallow.engine.kit import Declared
@@ -35,6 +35,7 @@ from fallow.runs.nodes import ORDER
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
 from fallow.runs.settings import are_fitted, recipe, resolve, stored
+from fallow.trees import merge, read_yaml
 
 ENDED = "ended.json"  # how a deployed run came to its end
 Tell = Callable[[str], None]

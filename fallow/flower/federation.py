@@ -18,10 +18,10 @@ from typing import Any
 import yaml
 
 from fallow import disk
-from fallow.config import read_yaml
 from fallow.errors import UserError
 from fallow.flower import pki
 from fallow.flower.processes import BIN, Processes, environment, free_port
+from fallow.trees import read_yaml
 
 NAME = "federation.yaml"
 APP = {

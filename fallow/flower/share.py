@@ -18,7 +18,6 @@ import torch
 import yaml
 
 from fallow import disk
-from fallow.config import read_yaml, shown
 from fallow.data import sources
 from fallow.data.dealing import EMPTY, Ints
 from fallow.data.holdings import Federation, Holding
@@ -31,6 +30,7 @@ from fallow.data.readers.images import Settings, is_image, unreadable
 from fallow.data.sources import Source
 from fallow.errors import UserError, suggest
 from fallow.paths import user_path
+from fallow.trees import read_yaml, shown
 
 KEYS = {"client", "server", "data", "name", "flip", "device"}
 ORDER = ("labelled", "unlabelled", "validation", "unused")  # of a share that a simulation wrote

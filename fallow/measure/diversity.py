@@ -19,9 +19,6 @@ Scale = Literal["paper", "times-n"]
 FORMS: dict[str, tuple[int, int]] = {"l2-squared": (2, 2), "l2": (2, 1), "l1-squared": (1, 2), "l1": (1, 1)}
 """(norm, exponent) of Eqs. 1, 9, 10, 11."""
 
-DEFINITIONS = tuple(f"{of}/{who}/{form}" for of in ("gradient", "update") for who in ("users", "all") for form in FORMS)
-"""The 16 names, such as `update/users/l2-squared`."""
-
 
 def diversity(vectors: Sequence[Tensor], form: str = "l2-squared", scale: Scale = "paper") -> float:
     """Delta of some vectors; nan if all are zero, inf if only their sum is.
@@ -50,7 +47,7 @@ def every(
     server: tuple[Tensor, Tensor] | None = None,
     scale: Scale = "paper",
 ) -> dict[str, float]:
-    """All definitions by name: 16 with the server's (gradient, update), 8 without."""
+    """All definitions by name, such as `update/users/l2-squared`: 16 with the server's (gradient, update), 8 without."""
     found: dict[str, float] = {}
     for of, users, own in zip(("gradient", "update"), (gradients, updates), server or (None, None)):
         for who, vectors in (("users", [*users]), ("all", [*users, own] if own is not None else [])):
@@ -64,11 +61,6 @@ def vector(parameters: State | Mapping[str, Tensor], without: Collection[str] = 
     if isinstance(parameters, State):
         parameters = parameters.only("parameters").tensors()
     return torch.cat([t.reshape(-1) for name, t in parameters.items() if name not in without])
-
-
-def update(after: State, started: State, without: Collection[str] = ()) -> Tensor:
-    """The cumulative update of a party's round: its weights less those it started from.  Eq. 12."""
-    return vector(after - started, without)
 
 
 def norm_parameters(module: nn.Module) -> set[str]:

@@ -16,10 +16,9 @@ from typing_extensions import TypeVar
 from fallow.config import Config
 from fallow.keys.section import Keys, with_defaults
 from fallow.methods.interface import Batch, BatchPart, Found, Message, NetHandle, Party, Server, Slot, Work
+from fallow.methods.parts.averagers import AVERAGERS
 from fallow.methods.parts.averaging import Averager
-from fallow.methods.parts.dma import DMA
 from fallow.methods.parts.fitting import Facts, common
-from fallow.methods.parts.grouping import Grouping
 from fallow.methods.parts.losses import cross_entropy
 from fallow.methods.plan import Plan
 from fallow.methods.state import State
@@ -31,7 +30,6 @@ __all__ = [
 ]  # fmt: skip
 
 Make = Callable[..., nn.Module]
-AVERAGERS: dict[str, type[Averager]] = {"mean": Averager, "grouped": Grouping, "dma": DMA}
 
 
 @dataclass(frozen=True)

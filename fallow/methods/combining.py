@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from fallow.config import Config
 from fallow.errors import UserError
-from fallow.methods.base import AVERAGERS, Method
+from fallow.methods.base import Method
 from fallow.methods.parts.averaged import Averaged
+from fallow.methods.parts.averagers import AVERAGERS
 
 
 def check(kind: type[Method], o: Config) -> None:

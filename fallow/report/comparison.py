@@ -17,7 +17,7 @@ from fallow.errors import UserError, suggest
 from fallow.measure.told import of_summary
 from fallow.methods import REGISTERED, find
 from fallow.report.paired import LEAST, WORDS, Difference, difference
-from fallow.report.reading import OF_SPLIT, Run, completed, families, finite, flat, gathered, method_name, shortened
+from fallow.report.reading import OF_SPLIT, Run, completed, families, finite, gathered, method_name, shortened, typed
 from fallow.runs.settings import UNHASHED, Keys
 
 SETTINGS = (
@@ -165,7 +165,7 @@ def _by_split(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _settings(config: Keys) -> Flat:
-    return flat({k: v for k, v in completed(config).items() if k not in UNHASHED | {"seed"}})
+    return typed({k: v for k, v in completed(config).items() if k not in UNHASHED | {"seed"}})
 
 
 def _against(name: str | None, rows: list[str], flats: list[Flat], names: list[str], kept: list[int]) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from fallow import disk, targets
-from fallow.config import merge, parse_pairs, read_yaml, shown
 from fallow.data import sources
 from fallow.errors import UserError, suggest
 from fallow.report import published
@@ -27,6 +26,7 @@ from fallow.runs.runner import Event, Runner
 from fallow.runs.settings import SHAPES, Cell, Grid, Keys, differences, recipe, recipes, resolve, slug
 from fallow.runs.settled import Settled
 from fallow.runs.workers import Hands, Here, Workers
+from fallow.trees import merge, parse_pairs, read_yaml, shown
 
 Tell = Callable[[str], None]
 TABLES = ("table.md", "table.tex", "table.csv")

@@ -61,15 +61,10 @@ def figures() -> tuple[Figure, ...]:
 
 
 def of_table(paper: str, table: str) -> dict[tuple[str, str, str], Figure]:
-    """The figures of one table by (data, setting, method)."""
-    name = table_name(table)
-    return {(f.data, f.setting, f.method): f for f in figures() if (f.paper, f.table) == (paper, name)}
+    """The figures of one table by (data, setting, method).
 
-
-def figure(paper: str, table: str, data: str, setting: str, method: str) -> Figure | None:
-    """One figure by its printed names, or None.
-
-    >>> figure("feddure", "1", "cifar10", "iid,iid", "FedDure").mean
+    >>> of_table("feddure", "1")["cifar10", "iid,iid", "FedDure"].mean
     67.69
     """
-    return of_table(paper, table).get((data, setting, method))
+    name = table_name(table)
+    return {(f.data, f.setting, f.method): f for f in figures() if (f.paper, f.table) == (paper, name)}

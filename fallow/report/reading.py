@@ -11,7 +11,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fallow.config import merge, read_yaml, shown
 from fallow.data.holdings import ClassCounts, measured
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
@@ -22,6 +21,7 @@ from fallow.runs.folder import Row, RunFolder, runs_below
 from fallow.runs.nodes import nodes
 from fallow.runs.settings import UNHASHED, Keys
 from fallow.runs.warned import stored
+from fallow.trees import flat, merge, read_yaml, shown
 
 ROUNDS, VECTOR_ROUNDS, CLIENTS = 1000, 60, 400  # drawn at most, of each run and federation
 LARGEST = sys.float_info.max
@@ -225,7 +225,7 @@ def payload(paths: Sequence[Path], live: bool = False) -> Keys:
     names = named([g.config for g in groups], [places(g.config, g.path) for g in groups])
     return {
         "runs": told,
-        "groups": [{"name": n, "method": method_name(g.config), "config": flat(g.config)} for n, g in zip(names, groups)],
+        "groups": [{"name": n, "method": method_name(g.config), "config": typed(g.config)} for n, g in zip(names, groups)],
         "federations": list(federations.values()),
         "left_out": left_out,
         "notes": counted.notes,
@@ -324,15 +324,9 @@ def numbers(row: Row) -> Iterable[tuple[str, Any]]:
 
 
 # -- names -------------------------------------------------------------------------------------------------------------
-def flat(config: Keys, prefix: str = "") -> dict[str, str]:
-    """Keys as they are written on the command line."""
-    out: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, dict):
-            out |= flat(value, f"{prefix}{name}.")
-        else:
-            out[prefix + name] = _shown(value)
-    return out
+def typed(config: Keys) -> dict[str, str]:
+    """Keys and values as they are written on the command line."""
+    return {name: _shown(value) for name, value in flat(config).items()}
 
 
 def _shown(value: Any) -> str:
@@ -363,7 +357,7 @@ def _printed(found: Sequence[Place]) -> tuple[str, str, str, bool]:
 def _by_keys(configs: Sequence[Keys]) -> list[str]:
     """The method, the data if they differ, and what else tells runs of a method apart."""
     several = len({c.get("data") for c in configs}) > 1
-    flats = [flat({k: v for k, v in completed(c).items() if k not in UNHASHED}) for c in configs]
+    flats = [typed({k: v for k, v in completed(c).items() if k not in UNHASHED}) for c in configs]
     out = []
     for mine in flats:
         alike = [f for f in flats if (f.get("method"), f.get("data")) == (mine.get("method"), mine.get("data"))]

@@ -14,12 +14,13 @@ import torch
 
 from fallow import config as configuration
 from fallow import models
-from fallow.config import Config, merge
+from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
 from fallow.methods.base import Method
 from fallow.methods.parts import fitting
 from fallow.methods.parts.fitting import Facts
+from fallow.trees import merge
 
 MEMORY = 2**29  # bytes that a step may keep for its gradients; on a CPU as many steps run at once as there are cores
 TOGETHER = ({"steps": None, "epochs": None}, {"server_steps": None, "server_epochs": None})  # who gives one has given both

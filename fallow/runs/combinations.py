@@ -16,13 +16,14 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fallow import models
-from fallow.config import Config, Section, merge, parse_pairs, takes
+from fallow.config import Config, Section, takes
 from fallow.data import partitions, sources
 from fallow.data.views import view_names
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find, is_own
 from fallow.runs.settings import UNHASHED, Grid, Keys, slug
 from fallow.schedule import Schedule
+from fallow.trees import flat, merge, parse_pairs
 
 MOST = 10_000  # runs of a grid
 PATHS = ("folder", "csv", "numpy")
@@ -63,7 +64,7 @@ class Combinations:
 def combinations(given: Keys, recipe: Keys) -> Combinations | None:
     """The grid that these keys span; None where each has one value."""
     common, axes = dict(given), []
-    for name, value in _flat(given):
+    for name, value in flat(given).items():
         several = _several(name, value, given, recipe)
         if several is None:
             continue
@@ -78,14 +79,6 @@ def combinations(given: Keys, recipe: Keys) -> Combinations | None:
     if len(found) > MOST:
         raise UserError(f"that would be {len(found):,} runs", f"give fewer values; a grid has at most {MOST:,} runs")
     return found if axes else None
-
-
-def _flat(keys: Keys, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in keys.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def nested(name: str, value: Any) -> Keys:

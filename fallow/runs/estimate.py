@@ -17,7 +17,7 @@ from fallow import draws
 from fallow.config import Config
 from fallow.data import sources
 from fallow.data.samples import Samples
-from fallow.engine.party import Party
+from fallow.engine.party import Sized
 from fallow.engine.policies import STATIC, policy_of
 from fallow.methods.base import AnyMethod, Method
 from fallow.methods.datasharing import DataSharing
@@ -41,14 +41,14 @@ class Work:
     predicted: float
 
 
-class _Typical(Party):
+class _Typical(Sized):
     """A party of so many images, for plans that are only counted."""
 
     uneven = False
 
     def __init__(self, options: Config, is_server: bool, labelled: int, unlabelled: int):
-        self.options, self.is_server, self.slot = options, is_server, None  # type: ignore[assignment]
-        self.id, self.round, self.turn, self.received = 0, 1 + options.warmup_rounds, 0, {}
+        self.options, self.is_server = options, is_server
+        self.round, self.received = 1 + options.warmup_rounds, {}
         self.labelled = Samples.of(np.arange(labelled), np.zeros(labelled, np.int64))
         self.unlabelled, self.validation, self.unused = Samples.of(np.arange(unlabelled)), Samples.of(np.arange(0)), 0
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fallow.config import validate
+from fallow.durations import format_duration
 from fallow.methods import find
 from fallow.runs import make_federation, rehearsal
 from fallow.runs.automatic import amounts
@@ -69,8 +70,6 @@ def _counted(states: Sequence[str]) -> str:
 
 def rows(found: Sequence[Alike]) -> list[tuple[str, ...]]:
     """A line for runs that differ only in their seed."""
-    from fallow.report.times import format_duration
-
     title = ("run", "seeds", "state", "work", "memory", "time left")
     lines = ((f.name, ",".join(map(str, f.seeds)), _counted(f.states), f.work, f"{f.gib:.1f} GiB", format_duration(f.seconds) if f.seconds else "-") for f in found)
     return [title, *lines]
@@ -78,8 +77,6 @@ def rows(found: Sequence[Alike]) -> list[tuple[str, ...]]:
 
 def lines(found: Sequence[Alike]) -> list[str]:
     """The settings of all runs and of each, and what is to be done in all."""
-    from fallow.report.times import format_duration
-
     shared = [pair for pair in found[0].pairs if all(pair in f.pairs for f in found)]
     told = [f"settings of all: {' '.join(shared)}"]
     told += [f"settings of {f.name}: {' '.join(own)}" for f in found if (own := [pair for pair in f.pairs if pair not in shared])]

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fallow import disk
-from fallow.config import read_yaml
+from fallow.durations import format_duration
 from fallow.errors import UserError
 from fallow.runs.folder import Busy, RunFolder
 from fallow.runs.settings import Keys, differences
+from fallow.trees import read_yaml
 
 State = Literal["done", "begun", "new", "held"]
 OURS = r"\.lock|logs|\.config\.yaml\.([0-9]+\.)?part"  # what a run leaves that was cut off before it began
@@ -153,14 +154,6 @@ def time_left(jobs: Sequence[Job], known: Known, at_once: int) -> float | None:
 
 def outlook(jobs: Sequence[Job], known: Known, at_once: int) -> str:
     told = [known[j.name][0] for j in jobs if j.name in known]
-    text = f"about {clock(makespan(told, at_once))}"
-    text += f" with {at_once} at a time ({clock(sum(told))} one by one)" if at_once > 1 and len(told) > 1 else ""
+    text = f"about {format_duration(makespan(told, at_once))}"
+    text += f" with {at_once} at a time ({format_duration(sum(told))} one by one)" if at_once > 1 and len(told) > 1 else ""
     return text + (f" for {len(told)} of them, the others are of unknown length" if len(told) < len(jobs) else "")
-
-
-def clock(seconds: float) -> str:
-    """
-    >>> clock(99), clock(150), clock(7200)
-    ('99 s', '2 min', '2.0 h')
-    """
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from fallow.config import shown
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
+from fallow.trees import shown
 
 
 def having(name: str) -> list[str]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fallow import config as configuration
-from fallow import disk
+from fallow import disk, trees
 from fallow.config import Config
 from fallow.errors import UserError
 from fallow.keys.section import MOST
@@ -23,7 +22,7 @@ from fallow.schedule import Schedule
 def prolonged(folder: RunFolder, rounds: Any) -> str:
     """Gives the run that many rounds in all; a sentence about what comes of it, or none where it has them."""
     if type(rounds) is not int or not 1 <= rounds <= MOST:
-        raise UserError(f"rounds={configuration.shown(rounds)} is no count of rounds", "give a whole number, such as rounds=40")
+        raise UserError(f"rounds={trees.shown(rounds)} is no count of rounds", "give a whole number, such as rounds=40")
     with folder.locked():
         options, origin = stated(folder.config), Origin.read(folder.path)
         was, done = options.rounds, folder.committed()
@@ -39,7 +38,7 @@ def prolonged(folder: RunFolder, rounds: Any) -> str:
         longer, count = re.subn(r"(?m)^rounds: \d+$", f"rounds: {rounds}", text)
         if count != 1:
             raise UserError(f"{folder.config} does not say `rounds: {was}` on a line", "restore it from a copy, or start a new run")
-        keys = configuration.read_yaml(folder.config)
+        keys = trees.read_yaml(folder.config)
         digests = [keys_sha256(keys), keys_sha256(keys | {"rounds": rounds})]
         origin.note({"after_round": done, "rounds": [was, rounds], "config": digests}, folder.path)
         disk.write(folder.config, longer)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from fallow.config import Config
 from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.methods.state import State
+from fallow.trees import flat
 
 ANYWAY = "or go on with it as it is with --anyway (in Python anyway=True)"
 FILES = ("folder", "csv", "numpy")  # kinds of data that name a path
@@ -138,7 +138,7 @@ class Origin:
         settings = {k: field.get_default() for k, field in Config.model_fields.items() if k not in self.settings} | self.settings
         if any(now.rounds in note.get("rounds", ()) for note in self.changed):  # longer.py
             settings["rounds"] = now.rounds
-        found, was = _flat(now.model_dump(mode="json")), _flat(settings)
+        found, was = flat(now.model_dump(mode="json")), flat(settings)
         keys = [k for k in found | was if found.get(k) != was.get(k) and k.partition(".")[0] not in editable]
         if keys:
             k = keys[0]
@@ -198,13 +198,6 @@ def _refused(told: list[str], remedy: str, anyway: bool) -> list[str]:
 
 def _listed(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Record:
-    out: Record = {}
-    for name, value in tree.items():
-        out |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return out
 
 
 def own_code(options: Config) -> dict[str, str]:

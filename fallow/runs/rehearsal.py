@@ -10,6 +10,7 @@ from fallow import models
 from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
+from fallow.durations import format_duration
 from fallow.machine import cores, device_of
 from fallow.methods.base import Method, Net
 from fallow.runs import Watcher, prepare
@@ -26,8 +27,6 @@ def lines(
     recipe: Any, keys: dict[str, Any], download: bool = False, trust: bool = False, watch: Watcher | None = None, measure: Measure = speed
 ) -> list[str]:
     """What a dry run says. The data are read, and one step of the model is measured (once on a machine); nothing is written."""
-    from fallow.report.times import format_duration
-
     method, options, source, federation = prepare(recipe, keys, download=download, trust=trust, watch=watch)
     device = device_of(options.device)
     return [

@@ -18,13 +18,14 @@ from typing import Any
 from pydantic import ConfigDict
 
 from fallow import models, own
-from fallow.config import VERSION, Config, merge, read_yaml, shown, validate
+from fallow.config import VERSION, Config, validate
 from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, combining, find, is_own
 from fallow.methods.base import Method
 from fallow.names import recipes
 from fallow.runs import lacking
 from fallow.runs.origin import located, own_code, started_in
+from fallow.trees import merge, read_yaml, shown
 
 Keys = dict[str, Any]
 GRID = ("own", "by", "rows", "cells", "statistic", "seeds", "missing", "stands_for", "published", "defaults")  # of a recipe, beside the keys of a run

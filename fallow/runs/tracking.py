@@ -24,6 +24,7 @@ from uuid import uuid4
 
 from fallow import disk
 from fallow.errors import UserError, first_line
+from fallow.trees import flat
 
 Row = dict[str, Any]
 
@@ -214,7 +215,7 @@ class MLflow:
         number = experiment.experiment_id if experiment else self.client.create_experiment(name)
         new = self.client.create_run(number, run_name=self.path.name).info.run_id
         for key, value in flat(self.about).items():
-            self.client.log_param(new, key, value)
+            self.client.log_param(new, key, str(value))
         return str(new)
 
     def log(self, row: Row) -> None:
@@ -252,11 +253,3 @@ class Note:
 
     def write(self, **known: Any) -> None:
         disk.write(self.file, json.dumps(self._all() | {self.name: known}))
-
-
-def flat(about: Row, prefix: str = "") -> dict[str, str]:
-    """Settings by dotted key."""
-    out: dict[str, str] = {}
-    for key, value in about.items():
-        out |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
-    return out
