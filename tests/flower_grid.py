@@ -14,11 +14,13 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+import fallow
 from fallow.flower import client_app, deployed, share
 from fallow.runs import prepare
 from fallow.runs.result import Result
 
 Fault = Callable[[Message], str | None]
+SMALL: dict[str, Any] = {"clients": 3, "active": 3, "method": "fedloke", "norm": "gn", "steps": 1}
 
 
 class Killed(BaseException):
@@ -44,6 +46,10 @@ def over_the_wire(message: Message) -> Message:
     copy = inflate_object_from_contents(message.object_id, contents)
     copy.metadata.__dict__["_message_id"] = message.metadata.message_id
     return copy
+
+
+def simulated(folder: Path, **keys: Any) -> Path:
+    return fallow.run(out=folder, name="simulated", quiet=True, **keys).path
 
 
 class HereGrid(Grid):
