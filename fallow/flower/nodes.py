@@ -27,6 +27,8 @@ from fallow.flower.terms import Terms
 from fallow.flower.thin import thinned
 from fallow.runs.nodes import JOURNAL
 
+LOOK = 0.5  # seconds between looks for a node that is gone
+
 
 class Sent(Protocol):
     """Messages on their way; nodes answer in whatever order."""
@@ -68,7 +70,10 @@ class Nodes:
         good: dict[int, Reply] = {}
         own: list[Outcome] | None = None
         messages = {r.party: r.message for r in requests}
-        for _ in range(1 + self.terms.round_retries):
+        least = min(self.wanted, self.terms.least(len(requests)))
+        for attempt in range(1 + self.terms.round_retries):
+            if attempt:
+                self._await({r.party for r in requests} - good.keys(), least - len(good))
             sent = self._post("train", [r for r in requests if r.party not in good])
             own = self.executor.run(list(here)) if own is None and here else own or []
             for client, tree in self._answers(sent, enough=lambda: len(good) >= self.wanted):
@@ -81,10 +86,9 @@ class Nodes:
                 for client, why in wrong(good).items():
                     del good[client]
                     self._absent(client, why)
-            if len(good) >= min(self.wanted, self.terms.least(len(requests))):
+            if len(good) >= least:
                 break
         else:
-            least = min(self.wanted, self.terms.least(len(requests)))
             told = "; ".join(f"client {c}: {why}" for c, why in sorted(self._row.get("absent", {}).items()))
             raise UserError(
                 f"round {number} has {len(good)} replies, fewer than {least} (min_replies), after {1 + self.terms.round_retries} tries ({told})",
@@ -112,6 +116,12 @@ class Nodes:
                     del found[client]
                     self._absent(client, why)
         return [found.get(r.party if r.party > SERVER else -1 - k) for k, r in enumerate(asked)]
+
+    def _await(self, missing: set[int], count: int) -> None:
+        """Until so many of the missing clients are there, which a killed node is only after a while; no longer than a round may take."""
+        until = time.monotonic() + self.terms.round_timeout
+        while len(missing & self.roster.refresh().keys()) < count and time.monotonic() < until:
+            time.sleep(LOOK)
 
     def _held(self, client: int) -> Samples:
         """What a client had when the run was begun."""

@@ -68,15 +68,16 @@ def _arrays(where: Path, keys: Keys) -> Share:
     if not where.is_file():
         raise UserError(f"there is no file {where}", "give the path of an .npz file, beside the YAML or in full")
     found = npz.load(where, {"images", "labels", "classes", "test_images", "test_labels", *ORDER})
-    if "images" not in found:
+    tests = {"test_images", "test_labels"} <= set(found)
+    if "images" not in found and not tests:
         raise UserError(f"{where} has no array 'images'", "save it under that name")
-    images = npz.channels_first(found["images"], where)
+    images = npz.channels_first(found["images"] if "images" in found else found["test_images"][:0], where)
     labels = npz.whole_numbers(found["labels"], where) if "labels" in found else np.full(len(images), UNKNOWN, np.int64)
     check_same_count(len(images), len(labels), where)
     classes = tuple(map(str, found.get("classes", ())))
     check_labels(labels, len(classes) or 10**6, where, lowest=UNKNOWN)
     test = None
-    if "test_images" in found and "test_labels" in found:
+    if tests:
         test = ImageSet(_tensor(npz.channels_first(found["test_images"], where)), torch.from_numpy(npz.whole_numbers(found["test_labels"], where)))
     return Share(_tensor(images), labels, _holding(found, labels, where), classes, test, keys)
 
