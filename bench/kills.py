@@ -98,7 +98,7 @@ class Trial:
         return f"| {case.victim} | {case.words} | {terms(case)} | {did} | {self.end(path, tuple(sorted(absent)))} | {time.monotonic() - start:.0f} |"
 
     def end(self, path: Path, absent: tuple[tuple[int, int], ...]) -> str:
-        if not (path / "result.json").exists():
+        if not (path / "summary.json").exists():
             return "not finished"
         if absent not in self.known:
             self.known[absent] = without(self.folder / f"without-{len(self.known)}", self.simulated, absent)
@@ -238,12 +238,9 @@ def cases() -> Iterator[Case]:
     one, all_ = {"min_replies": 1}, {"min_replies": 3}
     yield Case("a node", "begins-to-train", "as it begins to train", a_node, one)
     yield Case("a node", "begins-to-train", "as it begins to train", a_node, one | {"round_timeout": 20})
-    yield Case("a node", "has-trained", "when it has trained and kept nothing yet", a_node, one)
     yield Case("a node", "writes", "while it writes what it keeps", a_node, one)
     yield Case("a node", "writes", "while it writes what it keeps", a_node_in_time, all_)
-    yield Case("a node", "has-named", "when that has its name, older records not yet removed", a_node, one)
     yield Case("a node", "has-kept", "when it has kept it and not answered", a_node, one)
-    yield Case("a node", "has-kept", "when it has kept it and not answered", a_node_in_time, all_)
     yield Case("a node", "sends-its-answer", "as it sends its answer", a_node, one)
     yield Case("a node", "between-rounds", "between rounds 1 and 2", a_node_between, one)
     yield Case("its worker", "begins-to-train", "as it begins to train", its("fallow.flower.worker"), one)
@@ -251,15 +248,12 @@ def cases() -> Iterator[Case]:
     yield Case("its worker", "has-kept", "when it has kept it and not answered", its("fallow.flower.worker"), one)
     yield Case("its SuperNode", "begins-to-train", "as the worker begins to train", its("flower-supernode", held=True), one)
     yield Case("its supervisor", "writes", "while the worker writes what it keeps", the_supervisor, one)
-    yield Case("the server", "before-it-sends", "before it sends", who_stands_there, one)
     yield Case("the server", "has-sent", "when it has sent", who_stands_there, one)
     yield Case("the server", "second-answer", "when the second answer has come", who_stands_there, one)
-    yield Case("the server", "has-merged", "when it has merged and tested", who_stands_there, one)
     yield Case("the server", "in-effect", "when the round is in effect", who_stands_there, one)
     yield Case("the server", "writes-its-checkpoint", "in the middle of its checkpoint", who_stands_there, one)
     yield Case("the server", "has-its-checkpoint", "when the checkpoint stands", who_stands_there, one)
     yield Case("the SuperLink and the server", "begins-to-train", "as a node begins to train", the_link, one)
-    yield Case("the SuperLink and the server", "writes", "while a node writes what it keeps", the_link, one)
     yield Case("the SuperLink and the server", "writes-its-checkpoint", "in the middle of the checkpoint", the_link, one)
     yield Case("the SuperLink alone", "has-trained", "when a node has trained", the_link_alone, one)
     yield Case("the SuperLink, the server and the database", "has-kept", "when a node has kept what it keeps", the_link_and_its_database, one)

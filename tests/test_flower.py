@@ -149,6 +149,28 @@ def test_too_few_replies_are_asked_for_again_and_then_end_the_run(tmp_path: Path
         there.go(there.begin(reference, min_replies=3, round_retries=1))
 
 
+def test_a_killed_node_that_comes_back_is_waited_for(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all must reply: it is gone for some looks, and asked again as soon as it is there."""
+    there, looks = federation(tmp_path), {"left": 0}
+    kill, usual = in_round(2, 2, "dead"), there.grid.get_node_ids
+
+    def fault(message: Message) -> str | None:
+        what = kill(message)
+        looks["left"] = 5 if what else looks["left"]
+        return what
+
+    def online() -> list[int]:
+        looks["left"] -= 1
+        return [n for n in usual() if looks["left"] < 0 or n != 2**63 + 25]
+
+    monkeypatch.setattr("fallow.flower.nodes.LOOK", 0.001)
+    monkeypatch.setattr(there.grid, "get_node_ids", online)
+    there.grid.fault = fault
+    run = there.begin(reference, min_replies=3, round_retries=1)
+    there.go(run)
+    assert weights(run) == weights(reference)
+
+
 class Died(BaseException):
     """As by a kill: nobody can do anything about it any more."""
 
@@ -265,6 +287,27 @@ def test_the_command_tells_rounds_and_absences_and_ends_as_the_run_does(tmp_path
         running.with_terms(run, {"lr": 0.1})
 
 
+def test_a_server_s_process_that_has_died_is_told_before_flower_knows(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, usual = federation(tmp_path), Run.commit
+
+    def commit(self: Run) -> None:
+        if self.done == 2:
+            raise Died
+        usual(self)
+
+    class Deadly(Up):
+        def submit(self, folder: Path) -> str:
+            with suppress(Died):
+                return super().submit(folder)
+            return "7"
+
+    monkeypatch.setattr(Run, "commit", commit)
+    monkeypatch.setattr("fallow.flower.running.SILENT", 0.1)
+    up: Any = Deadly(there, "running")
+    with pytest.raises(UserError, match=r"the server's process has died.*--resume one"):
+        running.go(up, running.begin(up, str(reference), {}, "one"), lambda _: None)
+
+
 # -- what travels ------------------------------------------------------------------------------------------------------
 def test_trees_of_every_type_travel_unchanged() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
@@ -343,6 +386,13 @@ def _pictures(folder: Path, tones: list[int]) -> None:
     folder.mkdir(parents=True)
     for k, tone in enumerate(tones):
         Image.fromarray(np.full((8, 8), tone, np.uint8)).save(folder / f"{k}.png")
+
+
+def test_a_server_s_arrays_may_be_a_test_set_alone(tmp_path: Path) -> None:
+    np.savez(tmp_path / "test.npz", test_images=np.zeros((4, 8, 8), np.uint8), test_labels=np.arange(4), classes=np.array(list("abcd")))
+    (tmp_path / "server.yaml").write_text("data: test.npz\n")
+    found = share.read(tmp_path / "server.yaml")
+    assert found.test is not None and (len(found.test), len(found.images), found.counts) == (4, 0, {"labelled": 0, "unlabelled": 0})
 
 
 def test_a_node_s_folder_needs_neither_labels_nor_all_classes(tmp_path: Path) -> None:

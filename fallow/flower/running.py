@@ -15,10 +15,11 @@ from fallow.flower import deployed
 from fallow.flower.deployed import ENDED, Order
 from fallow.flower.federation import Federation
 from fallow.flower.terms import Terms
-from fallow.runs.folder import RunFolder
+from fallow.runs.folder import Busy, RunFolder
 from fallow.runs.nodes import JOURNAL, ORDER
 
 ASK = 15.0  # seconds between questions to Flower, each of which costs seconds of its own
+SILENT = 5.0  # seconds after which a server that has let go of its run and says nothing has died
 LAST = 60.0  # seconds for Flower to notice that a run has ended
 
 
@@ -72,7 +73,8 @@ def go(fed: Federation, folder: Path, tell: Callable[[str], None]) -> None:
 
 def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, Any]], None], seen: int = 0) -> None:
     """Until the run has ended, with each row after the first `seen` ones; a UserError where it has not ended well."""
-    run, asked, tries = RunFolder(folder), time.monotonic(), 0
+    run, asked, tries, gone = RunFolder(folder), time.monotonic(), 0, None
+    before, again = seen, f"go on with `fallow federation run {fed.folder} --resume {folder.name}`"
     while True:
         rows = run.rows() if run.metrics.exists() else []
         for new in rows[seen:]:
@@ -84,7 +86,10 @@ def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, 
             asked, status = time.monotonic(), _status(fed, number)
             tries = tries + 1 if status[0].startswith("finished") else 0
             if tries > 1:
-                raise UserError(f"the run ended as {status[0]} ({status[1]})", f"go on with `fallow federation run {fed.folder} --resume {folder.name}`")
+                raise UserError(f"the run ended as {status[0]} ({status[1]})", again)
+        gone = None if seen == before or _is_held(run) else gone or time.monotonic()
+        if gone and time.monotonic() - gone > SILENT:
+            raise UserError("the server's process has died", again)
         time.sleep(0.3)
     end = json.loads(disk.read(folder / ENDED))
     if not end["ok"]:
@@ -94,6 +99,15 @@ def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, 
         time.sleep(1.0)
     if status[0] != "finished:completed":
         raise UserError(f"Flower says that the run ended as {status[0]} ({status[1]})", "look into logs/superlink.log")
+
+
+def _is_held(run: RunFolder) -> bool:
+    """Whether the server is at work: asked only once it has begun, since to ask is to hold the run for a moment."""
+    try:
+        with run.locked():
+            return False
+    except Busy:
+        return True
 
 
 def _status(fed: Federation, number: str) -> tuple[str, str]:
