@@ -137,13 +137,14 @@ def _shorter(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
         (lambda h, a: _leaf(h, "refused", None) or h["tree"]["dict"].append(["refused", {"list": [{"value": "\x1b[2J" + "x" * 9999}]}]), " [2J" + "x" * 496),
     ],
 )  # fmt: skip
-def test_an_update_that_is_none_is_left_out_and_named(change: Any, why: str, tmp_path: Path, reference: Path) -> None:
+def test_an_update_that_is_none_is_left_out_and_both_sides_are_told(change: Any, why: str, tmp_path: Path, reference: Path, capsys: Any) -> None:
     there, told = federation(tmp_path), list[str]()
     there.grid.altered = altering(1, change, after=2)
     run = there.begin(reference)
     there.go(run, told.append)
     assert [row["clients"] for row in rows(run)] == [3, 2, 2]
     assert [t.partition(":")[0] for t in told] == ["round 2", "round 3"] and all("client 1 is left out" in t and why in t for t in told), told
+    assert capsys.readouterr().err.count("what this node answered is left out") == 2
 
 
 def test_what_is_left_out_is_as_if_the_node_had_not_been_there(tmp_path: Path, reference: Path) -> None:
@@ -164,12 +165,12 @@ def test_two_nodes_of_one_client_and_nodes_of_another_version(tmp_path: Path, re
     run = there.begin(reference)
     there.go(run, told.append)
     assert len(told) == 1 and "it says it is client 0, as another node does" in told[0]
-    assert "the server refuses this node: it says it is client 0" in capsys.readouterr().err
+    assert "the server says: this node is refused: it says it is client 0" in capsys.readouterr().err
     assert weights(run) == weights(reference)
     there.grid.live.remove(5)
     monkeypatch.setattr("fallow.flower.workplace.versions", lambda: {"torch": "1.0"})
     told.clear()
-    with pytest.raises(UserError, match="0 of 3 nodes came"):
+    with pytest.raises(UserError, match=r"0 of 3 nodes came .*; node \d+ is refused: this node has torch 1.0, and the server"):
         there.go(there.begin(reference, node_timeout=0.1), told.append)
     assert len(told) == 3 and "this node has torch 1.0, and the server" in told[0]
     assert "refused: this node has torch 1.0, and the server" in capsys.readouterr().err

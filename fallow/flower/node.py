@@ -54,8 +54,8 @@ class Node:
         return packed({"refused": [cause, remedy]}, {})
 
     def _answer(self, about: Tree, order: Parcel) -> Parcel:
-        if "declared" not in about and (why := unpacked(order, {}).get("tell")):
-            print(f"the server refuses this node: {why}", file=sys.stderr, flush=True)
+        if "declared" not in about and (sentence := unpacked(order, {}).get("tell")):
+            print(f"the server says: {sentence}", file=sys.stderr, flush=True)
             return packed({}, {})
         check_code(about, self.folder)
         if "declared" not in about:

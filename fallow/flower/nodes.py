@@ -81,11 +81,11 @@ class Nodes:
                     good[client] = checks.reply(tree, client, self._round, messages[client], self._held(client), self._classes)
                     self._row.get("absent", {}).pop(client, None)
                 except Refused as e:
-                    self._absent(client, str(e))
+                    self._refuse(client, str(e))
             for wrong in (checks.odd, partial(checks.long, sent=messages, limit=self.terms.update_norm_limit)):
                 for client, why in wrong(good).items():
                     del good[client]
-                    self._absent(client, why)
+                    self._refuse(client, why)
             if len(good) >= least:
                 break
         else:
@@ -110,11 +110,11 @@ class Nodes:
                 try:
                     found[client] = self._checks.checked(question, tree.get("answer"), about, self._held(client).all)
                 except Refused as e:
-                    self._absent(client, str(e))
+                    self._refuse(client, str(e))
             for client, why in (large(found, self.terms.update_norm_limit) if question == "moments" else {}).items():
                 if client > SERVER:
                     del found[client]
-                    self._absent(client, why)
+                    self._refuse(client, why)
         return [found.get(r.party if r.party > SERVER else -1 - k) for k, r in enumerate(asked)]
 
     def _await(self, missing: set[int], count: int) -> None:
@@ -179,7 +179,7 @@ class Nodes:
                 try:
                     tree = checks.opened(answer, self.layouts, self.run, client, self._round, self._device)
                 except Refused as e:
-                    self._absent(client, str(e))
+                    self._refuse(client, str(e))
                     continue
                 self._add("seconds", client, float(tree["seconds"]))
                 yield client, tree
@@ -187,6 +187,12 @@ class Nodes:
             sent.close()
         for client in waiting.values():
             self._absent(client, "others were sooner (over_select)" if enough() else f"it did not answer within {self.terms.round_timeout:g} s")
+
+    def _refuse(self, client: int, why: str) -> None:
+        """Both sides are told."""
+        self._absent(client, why)
+        if (node := self.roster.node.get(client)) is not None:
+            self.roster.tell_node(node, f"round {self._round + 1}: what this node answered is left out: {why}")
 
     def _absent(self, client: int, why: str) -> None:
         self._row.setdefault("absent", {})[client] = why

@@ -27,7 +27,7 @@ class Roster:
         self.exchange, self.about, self.clients, self.tell = exchange, json.dumps(about), clients, tell
         self.node: dict[int, int] = {}  # client -> node
         self.info: dict[int, Tree] = {}  # client -> what its node said
-        self._left: set[int] = set()
+        self._left: dict[int, str] = {}  # node -> why it is refused
         self._silent: dict[int, float] = {}  # node -> until when it is not asked again
         self._seen: dict[int, float] = {}
 
@@ -39,8 +39,8 @@ class Roster:
         """The clients that are there, and their nodes; `patient`: who did not say who he is is asked again at once."""
         live = self.exchange.online()
         silent = set() if patient else {node for node, until in self._silent.items() if until > time.monotonic()}
-        fresh = sorted(live - set(self.node.values()) - self._left - silent)
-        self._left &= live
+        fresh = sorted(live - set(self.node.values()) - self._left.keys() - silent)
+        self._left = {node: why for node, why in self._left.items() if node in live}
         if fresh:
             self._ask(fresh, live)
         there = {client: node for client, node in self.node.items() if node in live}
@@ -53,7 +53,9 @@ class Roster:
         while len(there := self.refresh(patient=True)) < count:
             if time.monotonic() > until:
                 missing = ", ".join(map(str, sorted(set(range(self.clients)) - set(there))[:10]))
-                raise UserError(f"{len(there)} of {self.clients} nodes came within {patience:g} s (clients {missing} did not)", "start the nodes, or raise node_timeout")
+                refused = "".join(f"; node {node} is refused: {why}" for node, why in sorted(self._left.items())[:10])
+                told = f"{len(there)} of {self.clients} nodes came within {patience:g} s (clients {missing} did not{refused})"
+                raise UserError(told, "mend what is told" if refused else "start the nodes, or raise node_timeout")
             time.sleep(0.2)
         return there
 
@@ -96,6 +98,10 @@ class Roster:
 
     def _refuse(self, node: int, why: str) -> None:
         """Both sides are told."""
-        self._left.add(node)
+        self._left[node] = why
         self.tell(f"node {node} is refused: {why}")
-        self.exchange.send({node: packed({"tell": why}, {}, self.about)}, "who", WHO).close()
+        self.tell_node(node, f"this node is refused: {why}")
+
+    def tell_node(self, node: int, sentence: str) -> None:
+        """A sentence for the node's own log."""
+        self.exchange.send({node: packed({"tell": sentence}, {}, self.about)}, "who", WHO).close()
