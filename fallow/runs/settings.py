@@ -293,9 +293,11 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
     more = recipe_keys.pop("readings", None) or {}
     read = merge(method.readings.get(reading, {}), more.get(reading) or {}) if isinstance(reading, str) else {}
     recipe_keys = without(recipe_keys, read)
-    defaults = merge(method.scenario_defaults(str(labels)), read)
+    scenario = method.scenario_defaults(str(labels))
+    defaults = merge(scenario, read)
     lacking.check(recipe_keys | given, method, name)
     options = validate(method.Options, merge(defaults, recipe_keys, _with_counts(given, recipe_keys)))
+    options.model_fields_set.difference_update(scenario.keys() - read.keys() - recipe_keys.keys() - given.keys())  # nobody has said these
     if options.labels not in method.scenarios:
         able = ", ".join(sorted(method.scenarios))
         raise UserError(f"method {name} is not defined for labels={options.labels}", f"it works with labels={able}")
