@@ -105,7 +105,8 @@ class Board:
                 self._bar.update(self._all, words=f"about {format_duration(left)}" if left else "")
         elif now - self._told > TOLD:
             self._told = now
-            self.console.say(f"{len(self.runner.running)} running, {len(self.runner.waiting)} waiting: {self._left()}")
+            waiting = f"{len(self.runner.running)} running, {len(self.runner.waiting)} waiting"
+            self.console.say(": ".join(filter(None, [waiting, self._left()])))
 
     def _jobs(self) -> list[Job]:
         assert self.runner is not None

@@ -1,4 +1,4 @@
-"""A Grid without processes or sockets: it runs the real ClientApp here, on messages that went through Flower's own encoding."""
+"""A Grid without processes or sockets: nodes answer here, messages that went through Flower's own encoding."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
-from fallow.flower import client_app, deployed, share
+import fallow
+from fallow.flower import deployed, share
+from fallow.flower.node import Node
+from fallow.flower.porter import answered
 from fallow.runs import prepare
 from fallow.runs.result import Result
 
 Fault = Callable[[Message], str | None]
+SMALL: dict[str, Any] = {"clients": 3, "active": 3, "method": "fedloke", "norm": "gn", "steps": 1}
 
 
 class Killed(BaseException):
@@ -46,12 +50,16 @@ def over_the_wire(message: Message) -> Message:
     return copy
 
 
+def simulated(folder: Path, **keys: Any) -> Path:
+    return fallow.run(out=folder, name="simulated", quiet=True, **keys).path
+
+
 class HereGrid(Grid):
     """Nodes by id. A fault, asked for each message, may say drop, dead, half, or slow:N (that many looks for the answer)."""
 
     def __init__(self, nodes: dict[int, Path], fault: Fault | None = None, altered: Callable[[Message, Message], Message] | None = None):
         self.fault, self.altered = fault or (lambda _: None), altered or (lambda _, reply: reply)
-        self.contexts = {n: Context(run_id=1, node_id=n, node_config={"folder": str(f)}, state=RecordDict(), run_config={}) for n, f in nodes.items()}
+        self.folders, self.nodes = dict(nodes), dict[Path, Node]()
         self.live = set(nodes)
         self.pending: dict[str, list[Any]] = {}
         self.half: set[str] = set()
@@ -87,12 +95,11 @@ class HereGrid(Grid):
             else:
                 with identity(node):
                     try:
-                        reply = self.altered(got, client_app.app(got, self.contexts[node]))
+                        there = self.nodes.setdefault(self.folders[node], Node(self.folders[node]))
+                        reply = self.altered(got, answered(got, lambda order, until, there=there: there.answer(order)))
                     except Killed:
-                        client_app.node_of.cache_clear()
+                        del self.nodes[self.folders[node]]
                         reply = Message(Error(5, "Error: Node Unavailable"), reply_to=got)
-                    except Exception as e:
-                        reply = Message(Error(2, f"{type(e)}:<'{e}'>"), reply_to=got)
             self.pending[number] = [int(what[5:]) if what.startswith("slow:") else 0, over_the_wire(reply)]
         return numbers
 

@@ -1,4 +1,4 @@
-"""Deployed runs over the real ClientApp in an in-process grid: the bits of simulated ones, and what becomes of a node that fails."""
+"""Deployed runs in an in-process grid: the bits of simulated ones, and what becomes of a node that fails."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from conftest import HERE, TINY, rows, weights
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install 'fallow[flower]')")
 
-from flower_grid import Deployed
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flower_grid import SMALL, Deployed, simulated
+from flwr.app import Message
 from PIL import Image
 
 import fallow
 from fallow import UserError
 from fallow.engine.keep import Keep
-from fallow.flower import checks, deployed, running, share, traffic
+from fallow.flower import deployed, running, share, traffic
 from fallow.flower.exchange import to_records
-from fallow.flower.messages import Parcel, Unreadable, _digest, packed, unpacked
+from fallow.flower.messages import Unreadable, packed, unpacked
 from fallow.flower.nodes import Nodes
+from fallow.flower.parcel import Parcel
 from fallow.flower.records import Records
 from fallow.flower.terms import Terms
 from fallow.methods.state import State
@@ -36,7 +37,6 @@ from fallow.runs import Run
 from fallow.runs.nodes import nodes
 
 HIDDEN = ("label_accuracy", "label_accuracy_all", "R")  # what only a simulation knows: true labels of unlabelled samples, and everyone's classes
-SMALL: dict[str, Any] = {"clients": 3, "active": 3, "method": "fedloke", "norm": "gn", "steps": 1}
 FOUNDING: dict[str, dict[str, Any]] = {
     "fixmatch": {"active": 2},
     "semifl": {"labels": "server", "norm": "sbn", "sbn": "federated", "threshold": 0.1, "active": 2},
@@ -54,10 +54,6 @@ def told_by_both(path: Path) -> list[dict[str, Any]]:
         for name in (k for k in row if k.startswith("prior_js")):
             row[name] = {k: v for k, v in row[name].items() if not k.startswith("labels")}
     return found
-
-
-def simulated(tmp_path: Path, **keys: Any) -> Path:
-    return fallow.run(out=tmp_path, name="simulated", quiet=True, **keys).path
 
 
 def journal(run: Path) -> list[dict[str, Any]]:
@@ -218,164 +214,6 @@ def test_fewer_checkpoints_need_older_records(tmp_path: Path, monkeypatch: pytes
     assert weights(run) == weights(reference)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
-def altering(node: int, change: Callable[[dict[str, Any], dict[str, np.ndarray]], None], after: int = 1) -> Callable[[Message, Message], Message]:
-    """Changes what a node answers to its trainings, from the one with this number on."""
-    seen = {"trainings": 0}
-
-    def altered(order: Message, reply: Message) -> Message:
-        if order.metadata.message_type != "train" or order.metadata.dst_node_id != 2**63 + 11 + 7 * node:
-            return reply
-        seen["trainings"] += 1
-        if seen["trainings"] < after:
-            return reply
-        head = json.loads(str(reply.content.config_records["fallow"]["head"]))
-        arrays = {k: a.numpy().copy() for k, a in reply.content.array_records["arrays"].items()}
-        change(head, arrays)
-        head["sha256"] = {k: _digest(a) for k, a in arrays.items()}
-        records = RecordDict({"fallow": ConfigRecord({"about": "", "head": json.dumps(head)}), "arrays": ArrayRecord({k: Array(a) for k, a in arrays.items()})})
-        return Message(records, reply_to=order)
-
-    return altered
-
-
-def _all(value: float) -> Callable[[dict[str, Any], dict[str, np.ndarray]], None]:
-    def change(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        arrays["float32"][...] = arrays["float32"] * value if np.isfinite(value) else value
-
-    return change
-
-
-def _leaf(head: dict[str, Any], name: str, value: Any) -> None:
-    for entry in head["tree"]["dict"]:
-        if entry[0] == name:
-            entry[1] = {"value": value}
-
-
-def _replying(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, np.ndarray]], None]:
-    """Puts something else in the place of a part of the reply."""
-
-    def change(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        reply = next(entry[1] for entry in head["tree"]["dict"] if entry[0] == "reply")
-        next(entry for entry in reply["dict"] if entry[0] == name)[1] = value
-
-    return change
-
-
-def _reply(head: dict[str, Any]) -> dict[str, Any]:
-    reply = next(entry[1] for entry in head["tree"]["dict"] if entry[0] == "reply")
-    return {name: shape for name, shape in reply["dict"]}
-
-
-def _logging(name: str) -> Callable[[dict[str, Any], dict[str, np.ndarray]], None]:
-    """Gives what is logged the name of a column of the server's."""
-
-    def change(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-        _reply(head)["logs"]["dict"][0][0] = name
-
-    return change
-
-
-def _of_many(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    """A verdict that is no single one."""
-    path = _reply(head)["finite"]["tensor"]
-    arrays["bool"] = np.ones(3, bool)
-    head["tensors"][path] = ["bool", [3], 0]
-
-
-def _shorter(head: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    for place in head["tensors"].values():
-        place[1] = [n - 1 for n in place[1][:1]] + place[1][1:]
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (_all(float("nan")), "NaN or infinite"),
-        (_all(float("inf")), "NaN or infinite"),
-        (_all(1e6), "times as long as the median one (update_norm_limit=100)"),
-        (_shorter, "its parameters of the net 'model' are"),
-        (lambda h, a: a.update(float32=a["float32"].astype(np.float16)), "of another type"),
-        (lambda h, a: h.update(version=2), "speaks version 2 of the protocol"),
-        (lambda h, a: _leaf(h, "run", "00"), "its answer is of another run"),
-        (lambda h, a: _leaf(h, "client", 2), "it answers as client 2"),
-        (lambda h, a: _leaf(h, "round", 0), "its answer is of round 1"),
-        (lambda h, a: _leaf(h, "versions", {"torch": "1.0"}), "it has torch 1.0, and the server"),
-        (lambda h, a: h.update(tree={"value": 3}), "no message of this protocol"),
-        (lambda h, a: _leaf(h, "seconds", float("nan")), "no message of this protocol"),
-        (_replying("steps", {"value": 10**300}), "no message of this protocol"),
-        (_replying("lr", {"value": "much"}), "no message of this protocol"),
-        (_replying("optimizers", {"list": []}), "no message of this protocol"),
-        (_replying("update", {"dict": []}), "its model is missing, where the others' is a State of"),
-        (_logging("accuracy"), "no message of this protocol"),
-        (_of_many, "no message of this protocol"),
-        (lambda h, a: _leaf(h, "refused", None) or h["tree"]["dict"].append(["refused", {"list": [{"value": "\x1b[2J" + "x" * 9999}]}]), " [2J" + "x" * 496),
-    ],
-)  # fmt: skip
-def test_an_update_that_is_none_is_left_out_and_named(change: Any, why: str, tmp_path: Path, reference: Path) -> None:
-    there, told = federation(tmp_path), list[str]()
-    there.grid.altered = altering(1, change, after=2)
-    run = there.begin(reference)
-    there.go(run, told.append)
-    assert [row["clients"] for row in rows(run)] == [3, 2, 2]
-    assert [t.partition(":")[0] for t in told] == ["round 2", "round 3"] and all("client 1 is left out" in t and why in t for t in told), told
-
-
-def test_what_is_left_out_is_as_if_the_node_had_not_been_there(tmp_path: Path, reference: Path) -> None:
-    ends = []
-    for name, alter in (("nan", {"altered": altering(1, _all(float("nan")))}), ("gone", {"fault": lambda m: "dead" if m.metadata.dst_node_id == 2**63 + 18 and m.metadata.message_type == "train" else None})):
-        there = federation(tmp_path / name)
-        vars(there.grid).update(alter)
-        run = there.begin(reference)
-        there.go(run)
-        ends.append(weights(run))
-    assert ends[0] == ends[1]
-
-
-def test_two_nodes_of_one_client_and_nodes_of_another_version(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    there, told = federation(tmp_path), list[str]()
-    there.grid.contexts[5] = there.grid.contexts[2**63 + 11]  # node 5 says it is client 0, too
-    there.grid.live.add(5)
-    run = there.begin(reference)
-    there.go(run, told.append)
-    assert len(told) == 1 and "it says it is client 0, as another node does" in told[0]
-    assert "the server refuses this node: it says it is client 0" in capsys.readouterr().err
-    assert weights(run) == weights(reference)
-    there.grid.live.remove(5)
-    monkeypatch.setattr("fallow.flower.workplace.versions", lambda: {"torch": "1.0"})
-    told.clear()
-    with pytest.raises(UserError, match="0 of 3 nodes came"):
-        there.go(there.begin(reference, node_timeout=0.1), told.append)
-    assert len(told) == 3 and "this node has torch 1.0, and the server" in told[0]
-    assert "refused: this node has torch 1.0, and the server" in capsys.readouterr().err
-
-
-def test_what_is_wrong_with_a_node_s_data_stays_on_the_node(tmp_path: Path, reference: Path, capsys: Any) -> None:
-    there, told = federation(tmp_path), list[str]()
-    _pictures(there.root / "node-1" / "patients" / "jane-doe", [1, 2])
-    (there.root / "node-1" / "node.yaml").write_text("client: 1\ndata: patients\n")
-    with pytest.raises(UserError, match="2 of 3 nodes came"):
-        there.go(there.begin(reference, node_timeout=0.1), told.append)
-    assert len(told) == 1 and told[0].endswith("is refused: its data do not fit the run; its own log says why")
-    assert "'jane-doe'" in capsys.readouterr().err
-
-
-def test_answers_of_another_form_are_left_out() -> None:
-    right = {0: (5, torch.zeros(3), torch.ones(3))}
-    assert checks.differing({0: right, 1: {0: (5, torch.zeros(2), torch.ones(3))}, 2: None, 3: right, 4: "no"}).keys() == {1, 4}
-    assert checks.differing({}) == {}
-
-
-def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_path: Path, reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = federation(tmp_path)
-    there.grid.live.add(5)
-    there.grid.fault = lambda m: "drop" if m.metadata.dst_node_id == 5 else None
-    monkeypatch.setattr("fallow.flower.roster.WHO", 0.3)
-    run = there.begin(reference)
-    there.go(run)
-    assert weights(run) == weights(reference) and there.grid.kinds.count(("query.who", 5)) == 1
-
-
 @pytest.mark.parametrize(
     ("keys", "why"),
     [({"norm": "sbn"}, "sbn=cumulative reads the clients' images"), ({"validation": 0.2}, "labels that lie on nodes"), ({"clients": 5}, "has 3 nodes")],
@@ -522,6 +360,16 @@ def test_a_node_s_folder_needs_neither_labels_nor_all_classes(tmp_path: Path) ->
     (tmp_path / "node.yaml").write_text("client: 1\ndata: plain\n")
     assert share.read(tmp_path / "node.yaml", size=16, fit="resize", channels=3).images.shape == (2, 3, 16, 16)
     assert share.read(tmp_path / "node.yaml").counts == {"labelled": 0, "unlabelled": 2}
+
+
+def test_what_is_wrong_with_a_node_s_data_stays_on_the_node(tmp_path: Path, reference: Path, capsys: Any) -> None:
+    there, told = federation(tmp_path), list[str]()
+    _pictures(there.root / "node-1" / "patients" / "jane-doe", [1, 2])
+    (there.root / "node-1" / "node.yaml").write_text("client: 1\ndata: patients\n")
+    with pytest.raises(UserError, match="2 of 3 nodes came"):
+        there.go(there.begin(reference, node_timeout=0.1), told.append)
+    assert len(told) == 1 and told[0].endswith("is refused: its data do not fit the run; its own log says why")
+    assert "'jane-doe'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

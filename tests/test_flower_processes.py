@@ -68,7 +68,13 @@ def test_two_methods_on_real_nodes_have_the_bits_of_the_simulation(up: Federatio
         start = time.monotonic()
         run = running.begin(up, str(simulated), {"round_timeout": 120}, name)
         told: list[dict[str, Any]] = []
-        running.follow(up, run, up.submit(run), told.append)
+
+        def row(new: dict[str, Any], told: list[dict[str, Any]] = told) -> None:
+            told.append(new)
+            if len(told) == 1:  # whatever it is doing now, it is done again by another one
+                os.kill(process(up, "node-0", "fallow.flower.worker"), signal.SIGKILL)
+
+        running.follow(up, run, up.submit(run), row)
         times[name] = time.monotonic() - start
         assert weights(run) == weights(simulated)
         assert [row["round"] for row in told] == [1, 2] and told[-1]["accuracy"] is not None
@@ -83,12 +89,23 @@ def test_two_methods_on_real_nodes_have_the_bits_of_the_simulation(up: Federatio
     assert set(up.processes.noted()) == {"superlink", "node-0", "node-1"}
     secrets = [up.pki / "ca.key", up.pki / "server.key", *(up.node_folder(k) / "node.key" for k in range(3))]
     assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
-    assert len(ids) >= 4
+    assert len(ids) >= 10  # of each node its command, its SuperNode and its worker
+    orphans = {pid: started(pid) for pid in descendants(up.processes.noted()["node-1"][0])}
+    up.processes.kill("node-1", with_children=False)
+    until = time.monotonic() + 60
+    while any(started(pid) == since for pid, since in orphans.items()) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert len(orphans) == 2 and all(started(pid) != since for pid, since in orphans.items())
     up.down()
     times["down"] = time.monotonic() - start
     assert [pid for pid, since in ids.items() if since and started(pid) == since] == []
     assert not (tmp_path / "outside.log").exists()
     print({name: round(seconds, 1) for name, seconds in times.items()})
+
+
+def process(up: Federation, name: str, program: str) -> int:
+    """Of a node's processes the one that runs this program."""
+    return next(pid for pid in descendants(up.processes.noted()[name][0]) if program.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 def a_stranger_is_refused(up: Federation, tmp_path: Path) -> None:

@@ -129,8 +129,10 @@ def test_what_it_will_take(tmp_path: Path) -> None:
     known = queue.estimates(q, q.jobs)
     assert known["digits/seed-1"] == (100.0, "other seeds")
     assert queue.outlook(q.jobs, {"digits/seed-1": known["digits/seed-1"]}, q.at_once) == (
-        "about 1.7 min with 1 at a time (1.7 min one by one), and 1 of unknown length"
+        "about 1.7 min for 1 of them, the others are of unknown length"
     )
+    both = {job.name: (120.0, "") for job in q.jobs}
+    assert queue.outlook(q.jobs, both, 1) == "about 4.0 min" and queue.outlook(q.jobs, both, 2) == "about 2.0 min with 2 at a time (4.0 min one by one)"
 
 
 def test_another_queue_or_run_is_left_alone(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def run(
         if stop_after is not None:
             raise UserError("--stop-after is for one run, and these keys ask for several", "leave it out; Ctrl-C stops all, and the same command goes on")
         planned = sweep.plan(recipe, grid, Path(out), name, download, trust)
+        for sentence in () if quiet else planned.notes:
+            console.say(sentence)
         print_forecast(planned.jobs, planned.settled) if dry_run else _sweep(planned, jobs, quiet)
         return
     if dry_run:
@@ -77,8 +79,8 @@ def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
     from fallow.runs import sweep
     from fallow.runs.interrupts import stopping
 
-    for sentence in () if quiet else (planned.about(), *planned.notes):
-        console.say(sentence)
+    if not quiet:
+        console.say(planned.about())
     with stopping(), Board(console, quiet) as board:
         failures = sweep.run(planned, board, board.watch, jobs)
     failed = [failure.job.path for failure in failures]

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fallow.engine import judging
 from fallow.engine.clients import Reply, Samples
 from fallow.engine.finite import sound
 from fallow.engine.party import sent_by
 from fallow.engine.slot import RESERVED
-from fallow.flower.messages import Parcel, Tree, Unreadable, unpacked
+from fallow.flower.messages import Tree, Unreadable, unpacked
+from fallow.flower.parcel import Parcel
 from fallow.flower.thin import whole
 from fallow.methods.base import Update
 from fallow.methods.sparse import Sparse
@@ -24,6 +26,7 @@ from fallow.runs.origin import versions
 
 MOST = 10**8  # samples, steps, seconds: whoever tells of more makes it up
 WORDS = 500
+MISSING = "missing"
 
 
 class Refused(Exception):
@@ -62,14 +65,14 @@ def opened(parcel: Parcel, layouts: Mapping[str, Layout], run: str, client: int,
     return tree
 
 
-def reply(tree: Tree, client: int, round: int, sent: Mapping[str, Any]) -> Reply:
-    """A reply of which every number is one, to a client that was sent this."""
+def reply(tree: Tree, client: int, round: int, sent: Mapping[str, Any], held: Samples, classes: int) -> Reply:
+    """A reply of which every number is one, to a client that was sent this and held so many samples."""
     try:
         told = dict(tree["reply"])
         entries, samples = whole(told.pop("update"), sent.values()), Samples(**told.pop("samples"))
         made = Reply(update=None if entries is None else Update(entries), samples=samples, **told)
         counted = all(map(is_count, (made.steps, samples.labelled, samples.all))) and (made.party, made.round) == (client, round)
-        logged = all(name not in RESERVED and t.dim() == 1 and len(t) > 1 for name, t in made.logs.items())
+        logged = all(_is_log(name, t, classes) for name, t in made.logs.items())
         plain = (made.lr is None or math.isfinite(made.lr)) and all(type(name) is str for name in made.looked_at)
         things = [*(entries or {}).values(), *(t for of in made.optimizers.values() for t in of.values())]
         if not (counted and logged and plain and made.finite.numel() == 1 and all(isinstance(t, Tensor | State | int | float) for t in things)):
@@ -80,29 +83,35 @@ def reply(tree: Tree, client: int, round: int, sent: Mapping[str, Any]) -> Reply
         raise Refused("its answer is no message of this protocol") from None
     if not bool(made.finite) or not bool(sound(entries or {}, made.optimizers)):
         raise Refused("its update has numbers that are NaN or infinite")
+    if samples.labelled > held.labelled or samples.all > held.all:
+        had = f"and had {held.all} and {held.labelled} when the run was begun"
+        raise Refused(f"it tells of {samples.all} samples, {samples.labelled} of them with labels, {had}")
     if made.update is not None:
         sent_by(made.update, client)
     return made
 
 
+def _is_log(name: str, sums: Tensor, classes: int) -> bool:
+    """Whether it becomes columns of its own."""
+    if not judging.is_counted(name):
+        return name not in RESERVED and sums.shape == (2,)
+    length = judging.STEPS if name.endswith(judging.LEVELS) else judging.SHARES + classes
+    return sums.shape == (length,) and not sums.is_floating_point() and not RESERVED & judging.columns(name, [1] * length).keys()
+
+
 def odd(replies: Mapping[int, Reply]) -> dict[int, str]:
-    """Those whose entries are of another shape than most others', or who alone send no model, by client."""
+    """Those whose entries are of another shape than most others', or who alone send no model, by client; where none is the shape of most, all of them."""
     shapes = {client: _shapes(r) for client, r in sorted(replies.items())}
     found: dict[int, str] = {}
     for name in sorted({n for of in shapes.values() for n in of}):
-        usual = Counter(of[name] for of in shapes.values() if name in of).most_common(1)[0][0]
-        for client, of in shapes.items():
-            lacks = "missing" if name == "model" and replies[client].update is not None else usual
-            if of.get(name, lacks) != usual:
-                found.setdefault(client, f"its {words(name)} is {of.get(name, 'missing')}, where the others' is {usual}")
+        has = {c: of.get(name, MISSING) for c, of in shapes.items() if name in of or (name == "model" and replies[c].update is not None)}
+        (usual, most), *others = Counter(has.values()).most_common()
+        if others and others[0][1] == most:
+            told = "; ".join(f"client {c}: {form}" for c, form in has.items())
+            found |= {c: f"its {words(name)} is {form}, and no shape is that of most ({words(told)})" for c, form in has.items() if c not in found}
+        else:
+            found |= {c: f"its {words(name)} is {form}, where the others' is {usual}" for c, form in has.items() if form != usual and c not in found}
     return found
-
-
-def differing(answers: Mapping[int, Any]) -> dict[int, str]:
-    """Those who answer a question in another shape than most others, by client."""
-    shapes = {client: _form(answer) for client, answer in sorted(answers.items()) if answer is not None}
-    usual = Counter(shapes.values()).most_common(1)[0][0] if shapes else ""
-    return {client: f"its answer is {words(form)}, where the others' is {usual}" for client, form in shapes.items() if form != usual}
 
 
 def _shapes(reply: Reply) -> dict[str, str]:

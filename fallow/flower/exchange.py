@@ -1,4 +1,4 @@
-"""Orders and answers as Flower's messages: the only place, beside the two apps, that knows Flower."""
+"""Orders and answers as Flower's messages: the only place, beside server_app.py and porter.py, that knows Flower."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from fallow.flower.messages import Parcel
+from fallow.flower.parcel import Parcel
 
 KINDS = {"who": "query.who", "ask": "query.ask", "train": "train"}
 POLL = 0.1  # seconds between looks for answers
 WIDTH = 8  # answers fetched side by side
 UNAVAILABLE = 5
 WORDS = {
-    1: "its ClientApp could not be loaded (is Fallow installed there?)", 2: "its ClientApp failed (its own log has more)",
-    3: "its message expired", 4: "its answer expired", UNAVAILABLE: "it has gone offline", 6: "its ClientApp refused the message",
-    8: "its ClientApp stopped in the middle",
+    2: "it failed (its own log has more)", 3: "its message expired", 4: "its answer expired", UNAVAILABLE: "it has gone offline",
+    8: "its worker stopped in the middle",
 }  # fmt: skip
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
 import shutil
 import ssl
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -49,7 +51,7 @@ folder = ""
 """,
     "fallow_node/__init__.py": "",
     "fallow_node/server.py": "from fallow.flower.server_app import app\n\n__all__ = [\"app\"]\n",
-    "fallow_node/client.py": "from fallow.flower.client_app import app\n\n__all__ = [\"app\"]\n",
+    "fallow_node/client.py": "from flwr.clientapp import ClientApp\n\napp = ClientApp()  # Flower wants one; a node runs its own Fallow\n",
 }
 
 
@@ -139,7 +141,7 @@ class Federation:
     def up(self, here: bool = False, patience: float = 60.0) -> None:
         """Starts the SuperLink and lets the nodes' keys in; `here` starts the nodes on this machine, too."""
         if not _is_loopback(self.bind):
-            told = f"{self.bind} can be reached from outside, and Flower's Control API, which runs code on all nodes, asks nobody who he is"
+            told = f"{self.bind} can be reached from outside, and Flower's Control API, which runs code here and orders all nodes, asks nobody who he is"
             raise UserError(told, "set bind: 127.0.0.1 and put the reverse proxy of docs/deploy.md in front, which lets only nodes' traffic in")
         if self.processes.alive("superlink"):
             self.tell("the SuperLink is up")
@@ -188,20 +190,19 @@ class Federation:
         raise UserError(f"the key of node {client} was not let in ({told.get('error-message')})", "look into logs/superlink.log")
 
     def _start_nodes(self, patience: float) -> None:
-        from fallow.flower.starting import command, ready
+        from fallow.flower.starting import IN
 
         names = []
         for client in range(self.clients):
             name = f"node-{client}"
             if not self.processes.alive(name):
-                folder = self.node_folder(client)
-                self.processes.start(name, command(folder), environment(folder / "home"))
+                self.processes.start(name, [sys.executable, "-m", "fallow", "node", "start", str(self.node_folder(client))], os.environ)
                 names.append(name)
-        until = time.monotonic() + patience
-        while not all(ready(self.processes.log(name)) for name in names):
+        until = time.monotonic() + patience + 10.0 * len(names)
+        while not all(IN in self.processes.said(name) for name in names):
             dead = [name for name in names if not self.processes.alive(name)]
             if dead or time.monotonic() > until:
-                late = dead[0] if dead else next(name for name in names if not ready(self.processes.log(name)))
+                late = dead[0] if dead else next(name for name in names if IN not in self.processes.said(name))
                 raise UserError(f"{late} did not start ({self.processes.last_words(late)})", f"look into {self.processes.log_file(late)}")
             time.sleep(0.2)
 

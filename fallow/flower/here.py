@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fallow.flower.messages import Parcel
 from fallow.flower.node import Node
+from fallow.flower.parcel import Parcel
 
 Heard = Callable[[str, str, Parcel], None]  # down or up, the kind of message, the message
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fallow.engine.pack import pack, unpack
+from fallow.flower.parcel import Parcel
 from fallow.methods.state import Layout
 
 VERSION = 1  # of the protocol; a change of what travels counts up
@@ -29,19 +29,6 @@ NAMES = {
 
 class Unreadable(ValueError):
     """What came is no message of this protocol, or not as it was sent; said in words."""
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """A tree as it travels."""
-
-    head: str  # JSON: the tree's shape, and where in its array each tensor lies
-    arrays: dict[str, np.ndarray]  # by torch's name of the type; bfloat16, which numpy has not, as int16
-    about: str = ""  # JSON: what run this is of, the same in all of its orders
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.head.encode()) + len(self.about.encode()) + sum(a.nbytes for a in self.arrays.values())
 
 
 def packed(tree: Tree, layouts: Layouts, about: str = "") -> Parcel:

@@ -14,8 +14,9 @@ from typing import Any
 
 from fallow.engine.party import Job, Outcome
 from fallow.errors import UserError
-from fallow.flower import share as shares
-from fallow.flower.messages import VERSION, Parcel, Tree, Unreadable, packed, unpacked
+from fallow.flower.folder import settings
+from fallow.flower.messages import VERSION, Tree, Unreadable, packed, unpacked
+from fallow.flower.parcel import Parcel
 from fallow.flower.records import Records
 from fallow.flower.thin import thinned, whole
 from fallow.flower.workplace import Unfit, Workplace, check_code, options_of, share_of
@@ -25,7 +26,7 @@ from fallow.runs.origin import versions
 class Node:
     def __init__(self, folder: Path):
         self.folder = folder
-        keys = shares.settings(folder / "node.yaml")
+        keys = settings(folder / "node.yaml")
         if keys.get("client") is None:
             raise UserError(f"{folder / 'node.yaml'} does not say which client this node is", "write `client: NUMBER`, from 0")
         self.client: int = keys["client"]

@@ -12,14 +12,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from fallow.engine.clients import SERVER, Executor, Reply, Request
+from fallow.engine.clients import SERVER, Executor, Reply, Request, Samples
 from fallow.engine.keep import Keep, Owner
 from fallow.engine.party import Job, Outcome
 from fallow.engine.simulation import Simulation
 from fallow.errors import UserError
 from fallow.flower import checks
+from fallow.flower.answers import Answers, large
 from fallow.flower.checks import Refused
-from fallow.flower.messages import Parcel, Tree, packed
+from fallow.flower.messages import Tree, packed
+from fallow.flower.parcel import Parcel
 from fallow.flower.roster import Roster
 from fallow.flower.terms import Terms
 from fallow.flower.thin import thinned
@@ -57,7 +59,7 @@ class Nodes:
         self._used: dict[Owner, int] = {}  # client -> round (from 1) of its update, in a round that has not taken effect
         self._row: Tree = {}  # of the journal, of the round at hand
         self._round = 0
-        self._device = kit.device
+        self._device, self._classes, self._checks, self._federation = kit.device, kit.classes, Answers(kit), simulation.federation
 
     # -- the seam ------------------------------------------------------------------------------------------------------
     def train(self, requests: Sequence[Request], here: Sequence[Job] = ()) -> tuple[list[Reply | None], list[Outcome]]:
@@ -71,7 +73,7 @@ class Nodes:
             own = self.executor.run(list(here)) if own is None and here else own or []
             for client, tree in self._answers(sent, enough=lambda: len(good) >= self.wanted):
                 try:
-                    good[client] = checks.reply(tree, client, self._round, messages[client])
+                    good[client] = checks.reply(tree, client, self._round, messages[client], self._held(client), self._classes)
                     self._row.get("absent", {}).pop(client, None)
                 except Refused as e:
                     self._absent(client, str(e))
@@ -101,11 +103,20 @@ class Nodes:
                 found[-1 - k] = self.ask_here(question, [request], **about)[0]
         if sent is not None:
             for client, tree in self._answers(sent):
-                found[client] = _checked_answer(tree.get("answer"))
-            for client, why in checks.differing({c: a for c, a in found.items() if c > SERVER}).items():
-                del found[client]
-                self._absent(client, why)
+                try:
+                    found[client] = self._checks.checked(question, tree.get("answer"), about, self._held(client).all)
+                except Refused as e:
+                    self._absent(client, str(e))
+            for client, why in (large(found, self.terms.update_norm_limit) if question == "moments" else {}).items():
+                if client > SERVER:
+                    del found[client]
+                    self._absent(client, why)
         return [found.get(r.party if r.party > SERVER else -1 - k) for k, r in enumerate(asked)]
+
+    def _held(self, client: int) -> Samples:
+        """What a client had when the run was begun."""
+        there = self._federation.clients[client]
+        return Samples(len(there.labelled), len(there.labelled) + len(there.unlabelled))
 
     def settle(self, round: int) -> None:
         self.keep.version.update(self._used)
@@ -174,13 +185,6 @@ class Nodes:
     def _add(self, column: str, client: int, value: float) -> None:
         told = self._row.setdefault(column, {})
         told[str(client)] = round(told.get(str(client), 0) + value, 4)
-
-
-def _checked_answer(answer: Any) -> Any:
-    """An answer to a question, or None where its numbers are none."""
-    from fallow.engine.finite import sound
-
-    return answer if answer is not None and bool(sound(answer)) else None
 
 
 def round_time() -> str:

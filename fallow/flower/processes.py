@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +18,9 @@ from pathlib import Path
 from fallow import disk
 
 BIN = Path(sys.executable).parent
+LOG = "node.log"  # in a node's folder: what its SuperNode and its worker say
+LONGEST = 10_000_000  # bytes of a log
+KERNEL = ctypes.CDLL(None)
 QUIET = {  # nothing looks outside: no usage events, no look for newer versions, no packages fetched
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -32,6 +37,18 @@ def environment(home: Path) -> dict[str, str]:
     """Flower's settings lie in `home`, not in the user's."""
     path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"  # where Flower looks for its own helpers
     return os.environ | QUIET | {"FLWR_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost", "PATH": path}
+
+
+def with_parent() -> None:
+    """In a child, before its program begins: it is asked to end when its parent has ended, however that ended."""
+    KERNEL.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def bounded(log: Path) -> None:
+    """Puts what a long log says aside, over what was put aside before; who writes to it appends."""
+    if log.exists() and log.stat().st_size > LONGEST:
+        shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+        os.truncate(log, 0)
 
 
 def free_port() -> int:
@@ -83,12 +100,19 @@ def end(tops: Sequence[int], grace: float, reap: Callable[[], object]) -> None:
             return
 
 
+def said_since(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(start)
+        return file.read().decode(errors="replace")
+
+
 class Processes:
     """Those of one folder, by name; another process may end them."""
 
     def __init__(self, folder: Path, tell: Callable[[str], None] = lambda _: None):
         self.folder, self.file, self.tell = folder, folder / "pids.json", tell
         self._own: dict[str, subprocess.Popen[bytes]] = {}
+        self._begun: dict[str, int] = {}  # where in its log what a process says begins
 
     def noted(self) -> dict[str, tuple[int, str]]:
         """Those that are alive."""
@@ -102,7 +126,9 @@ class Processes:
         """In a session of its own; what it prints goes to logs/NAME.log."""
         self.tell(" ".join(command))
         (self.folder / "logs").mkdir(exist_ok=True)
+        bounded(self.log_file(name))
         with self.log_file(name).open("ab") as log:
+            self._begun[name] = log.tell()
             made = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=dict(env), cwd=self.folder, start_new_session=True)
         self._own[name] = made
         self._note({**self.noted(), name: (made.pid, started(made.pid) or "")})
@@ -116,6 +142,10 @@ class Processes:
     def log(self, name: str) -> str:
         path = self.log_file(name)
         return path.read_text(errors="replace") if path.exists() else ""
+
+    def said(self, name: str) -> str:
+        """What a process has said since it was started here."""
+        return said_since(self.log_file(name), self._begun.get(name, 0))
 
     def last_words(self, name: str) -> str:
         said = [line for line in self.log(name).splitlines() if line.strip()]

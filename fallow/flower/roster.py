@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fallow.errors import UserError
 from fallow.flower.checks import is_count, words
-from fallow.flower.messages import VERSION, Parcel, Tree, Unreadable, packed, unpacked
+from fallow.flower.messages import VERSION, Tree, Unreadable, packed, unpacked
+from fallow.flower.parcel import Parcel
 from fallow.runs.origin import versions
 
 if TYPE_CHECKING:

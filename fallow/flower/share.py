@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +27,12 @@ from fallow.data.readers.folders import UNLABELLED, plain_files, subfolders
 from fallow.data.readers.holdout import in_order
 from fallow.data.readers.images import Settings, is_image, unreadable
 from fallow.data.sources import Source
-from fallow.errors import UserError, suggest
+from fallow.errors import UserError
+from fallow.flower.folder import Keys, settings
 from fallow.paths import user_path
-from fallow.trees import read_yaml, shown
+from fallow.trees import read_yaml
 
-KEYS = {"client", "server", "data", "name", "flip", "device"}
 ORDER = ("labelled", "unlabelled", "validation", "unused")  # of a share that a simulation wrote
-Keys = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,20 +49,6 @@ class Share:
     @property
     def counts(self) -> dict[str, int]:
         return {"labelled": len(self.holding.labelled), "unlabelled": len(self.holding.unlabelled)}
-
-
-def settings(path: Path) -> Keys:
-    """The keys of a node's or the server's YAML."""
-    keys = read_yaml(path)
-    for key in keys:
-        if key not in KEYS:
-            raise UserError(f"{path} has a key {shown(key)}", suggest(str(key), KEYS))
-    if not isinstance(keys.get("data", ""), str):
-        raise UserError(f"{path} has data: {shown(keys['data'])}", "give the path of a folder, a .csv or an .npz")
-    client = keys.get("client")
-    if client is not None and (not isinstance(client, int) or isinstance(client, bool) or client < 0):
-        raise UserError(f"{path} has client: {shown(client)}", "give the client's number in the federation, from 0")
-    return keys
 
 
 def read(path: Path, size: int | None = None, fit: str = "pad", channels: int | None = None) -> Share:

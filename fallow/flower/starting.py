@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import socket
 import ssl
@@ -13,9 +14,12 @@ from threading import Event
 from typing import Any
 
 from fallow.errors import UserError
-from fallow.flower import share
-from fallow.flower.processes import BIN, end, environment, free_port
+from fallow.flower import folder as folders
+from fallow.flower.processes import BIN, LOG, bounded, end, environment, free_port, said_since, with_parent
+from fallow.flower.worker import Worker
 
+IN = "the node is in"
+POLL = 0.2  # seconds between looks for a message
 PATIENCE = 90.0  # a killed node is taken for alive for up to 60 s, and its successor refused
 REASONS = {  # what Flower says, and what it means
     "[code: 2001]": ("the server does not know this node's key", "copy the node's folder from the server anew"),
@@ -30,7 +34,7 @@ def settings(folder: Path) -> dict[str, Any]:
     for name in ("node.yaml", "node.key", "ca.pem"):
         if not (folder / name).is_file():
             raise UserError(f"{folder} has no {name}", "copy the node's whole folder from the server, nodes/node-N of its federation")
-    keys = share.settings(folder / "node.yaml")
+    keys = folders.settings(folder / "node.yaml")
     host, _, port = str(keys.get("server", "")).rpartition(":")
     if not host or not port.isdecimal():
         raise UserError(f"{folder / 'node.yaml'} does not say where the server is", "write `server: HOST:PORT`")
@@ -41,14 +45,13 @@ def settings(folder: Path) -> dict[str, Any]:
     return keys
 
 
-def command(folder: Path) -> list[str]:
-    """What starts a SuperNode from its folder: node.yaml, node.key, ca.pem."""
-    folder = folder.absolute()
+def command(folder: Path, port: int, secret: Path) -> list[str]:
+    """What starts a SuperNode from its folder: node.yaml, node.key, ca.pem. It hands its messages, on that port, to who knows the secret."""
     keys = settings(folder)
     return [
         str(BIN / "flower-supernode"), "--superlink", str(keys["server"]), "--root-certificates", str(folder / "ca.pem"),
-        "--auth-supernode-private-key", str(folder / "node.key"), "--host", "127.0.0.1", "--port", str(free_port()),
-        "--node-config", f"folder='{folder}'",
+        "--auth-supernode-private-key", str(folder / "node.key"), "--host", "127.0.0.1", "--port", str(port),
+        "--isolation", "process", "--superexec-auth-secret-file", str(secret),
     ]  # fmt: skip
 
 
@@ -83,48 +86,56 @@ def keep_up(folder: Path, tell: Callable[[str], None], patience: float = PATIENC
     """Runs the node until it is told to end; what throws it out for longer is told."""
     folder = folder.absolute()
     settings(folder)  # what is missing, or cannot be read, is told at once
-    share.read(folder / "node.yaml")
     until, asked = time.monotonic() + patience, Event()
     before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
     try:
-        while not asked.is_set():
-            try:
-                greet(folder)
-                why = _once(folder, tell, asked)
-                until = time.monotonic() + patience if why is None else until  # it was in
-            except UserError as e:
-                why = e
-            if asked.is_set():
-                return
-            why = why or UserError("the node has ended", f"look into {folder / 'node.log'}")
-            if time.monotonic() > until or "authority" in why.cause:
-                raise why
-            tell(f"{why.cause}; trying again")
-            asked.wait(min(10.0, patience / 5))
+        with Worker(folder, asked.is_set) as worker:
+            worker.check()
+            while not asked.is_set():
+                try:
+                    greet(folder)
+                    why = _once(folder, worker, tell, asked)
+                    until = time.monotonic() + patience if why is None else until  # it was in
+                except UserError as e:
+                    why = e
+                if asked.is_set():
+                    return
+                why = why or UserError("the node has ended", f"look into {folder / LOG}")
+                if time.monotonic() > until or "authority" in why.cause:
+                    raise why
+                tell(f"{why.cause}; trying again")
+                asked.wait(min(10.0, patience / 5))
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def _once(folder: Path, tell: Callable[[str], None], asked: Event) -> UserError | None:
-    """One life of the SuperNode; why it was not let in, None if it was."""
-    words, file = command(folder), folder / "node.log"
+def _once(folder: Path, worker: Worker, tell: Callable[[str], None], asked: Event) -> UserError | None:
+    """One life of the SuperNode, whose messages the worker answers; why it was not let in, None if it was."""
+    from fallow.flower import pki
+    from fallow.flower.porter import Porter
+
+    port, file, home = free_port(), folder / LOG, folder / "home"
+    home.mkdir(exist_ok=True)
+    secret = secrets.token_bytes(32)
+    pki.write_secret(home / "porter.key", secret)
+    words = command(folder, port, home / "porter.key")
     tell(" ".join(words))
-    start = file.stat().st_size if file.exists() else 0
     with file.open("ab") as log:
-        made = subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment(folder / "home"), start_new_session=True)
-    told = False
+        start = log.tell()
+        made = subprocess.Popen(
+            words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment(home), start_new_session=True, preexec_fn=with_parent
+        )
+    porter, told = Porter(f"127.0.0.1:{port}", secret, worker.answer), False
     try:
-        while made.poll() is None and not asked.wait(0.5):
-            if not told and ready(_from(file, start)):
+        while made.poll() is None and not asked.is_set():
+            if not told and ready(said_since(file, start)):
                 told = True
-                tell("the node is in")
+                tell(IN)
+            if not porter.carry():
+                bounded(file)
+                asked.wait(POLL)
     finally:
         end([made.pid], 12.0, made.poll)
-    said = _from(file, start)
-    return None if ready(said) else reason(said) or UserError(f"the node ended with exit code {made.returncode}", f"look into {file}")
-
-
-def _from(file: Path, start: int) -> str:
-    with file.open("rb") as f:
-        f.seek(start)
-        return f.read().decode(errors="replace")
+        porter.close()
+    said = said_since(file, start)
+    return None if told or ready(said) else reason(said) or UserError(f"the node ended with exit code {made.returncode}", f"look into {file}")

@@ -18,8 +18,8 @@ from fallow import disk
 from fallow.config import dump
 from fallow.flower import deployed, share
 from fallow.flower.here import Here
-from fallow.flower.messages import Parcel
 from fallow.flower.node import Node
+from fallow.flower.parcel import Parcel
 from fallow.runs import prepare
 
 EVERYONE = "what the server knows: it speaks of all clients together"

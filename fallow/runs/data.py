@@ -34,7 +34,7 @@ def sized(options: Config, download: bool = False) -> tuple[Config, list[str]]:
         return options, []
     size, fit = min(USUAL, height, width), options.image.fit if "fit" in options.image.model_fields_set else "crop"
     image = options.image.model_copy(update={"size": size, "fit": fit})
-    told = f"most images are {width} wide and {height} high; all are brought to {size}x{size} (image.size={size} image.fit={fit})"
+    told = f"the most common size is {width} wide and {height} high; all are brought to {size}x{size} (image.size={size} image.fit={fit})"
     return options.model_copy(update={"image": image}), [told]
 
 

@@ -155,5 +155,6 @@ def time_left(jobs: Sequence[Job], known: Known, at_once: int) -> float | None:
 
 def outlook(jobs: Sequence[Job], known: Known, at_once: int) -> str:
     told = [known[j.name][0] for j in jobs if j.name in known]
-    text = f"about {format_duration(makespan(told, at_once))} with {at_once} at a time ({format_duration(sum(told))} one by one)"
-    return text + (f", and {len(jobs) - len(told)} of unknown length" if len(told) < len(jobs) else "")
+    text = f"about {format_duration(makespan(told, at_once))}"
+    text += f" with {at_once} at a time ({format_duration(sum(told))} one by one)" if at_once > 1 and len(told) > 1 else ""
+    return text + (f" for {len(told)} of them, the others are of unknown length" if len(told) < len(jobs) else "")

@@ -8,7 +8,7 @@ from fallow import runs
 from fallow.config import Config
 from fallow.data.sources import Source
 from fallow.keys.section import Keys
-from fallow.runs.data import named, sized
+from fallow.runs.data import named, sentences, sized
 from fallow.runs.settings import are_fitted, resolve
 
 
@@ -18,6 +18,7 @@ class Settled:
     def __init__(self, download: bool):
         self.download = download
         self.read: dict[tuple[Any, ...], Source] = {}
+        self.said: dict[str, None] = {}  # how the data were understood, each sentence once
 
     def of(self, options: Config) -> Source:
         key = (options.data, options.data_dir, options.image, options.layout, options.skip_bad)
@@ -30,9 +31,12 @@ class Settled:
         recipe = runs.base_of(base, keys)
         said = resolve(recipe, keys, trust)[1]
         options = named(said)
+        told: list[str] = []
         if are_fitted(recipe, keys):
-            options = sized(options, self.download)[0]
+            options, told = sized(options, self.download)
         found: Keys = {} if options.data == said.data else {"data": options.data}  # as a run with these keys finds them
         if options.image != said.image:
             found["image"] = options.image.model_dump(exclude_unset=True)
-        return runs.prepare(base, keys | found, self.of(options), trust=trust)[1]
+        complete = runs.prepare(base, keys | found, self.of(options), trust=trust)[1]
+        self.said |= dict.fromkeys([*sentences(complete, self.of(options)), *told])
+        return complete

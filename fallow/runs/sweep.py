@@ -42,7 +42,7 @@ class Sweep:
     place: Path  # the folder of new ones
     combinations: Combinations
     jobs: list[Job]
-    notes: list[str]  # sentences about what is left out
+    notes: list[str]  # sentences about the data, and about what is left out
     settled: Settled
 
     def about(self) -> str:
@@ -87,7 +87,7 @@ def plan(
     for folder, base, keys, options in members:
         path = there.get(_identity(options), place / folder)
         jobs.append(Job(folder, path, base, keys, options.model_dump(mode="json"), dict(more)))
-    return Sweep(place, found, jobs, notes, sources)
+    return Sweep(place, found, jobs, [*sources.said, *notes], sources)
 
 
 # -- keys that only some of the methods have -----------------------------------------------------------------------------
