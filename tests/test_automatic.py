@@ -22,8 +22,11 @@ from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
 from fallow.methods.parts.fitting import Facts, common, rounds
+from fallow.names import recipes
+from fallow.recipes.grid import Grid
+from fallow.recipes.reading import recipe
 from fallow.runs import automatic
-from fallow.runs.settings import Grid, config_hash, recipe, recipes, resolve, stated
+from fallow.runs.settings import config_hash, resolve, stated
 
 FEW = {k: v for k, v in TINY.items() if k != "defaults"}
 GOLDEN = json.loads((HERE / "recipes.json").read_text())
