@@ -13,9 +13,10 @@ import argparse
 from pathlib import Path
 
 from fallow.errors import UserError
-from fallow.report.collect import thin
-from fallow.report.grid import Entry, Grids, differences, place_of
-from fallow.runs.settings import Keys
+from fallow.keys.section import Keys
+from fallow.runs.settings import differences
+from fallow.tables.grids import Entry, Grids
+from fallow.tables.thinning import thin
 from fallow.trees import read_yaml
 
 
@@ -25,6 +26,27 @@ def forced(grids: Grids, run: Path) -> tuple[Entry, int, Keys]:
     stored = read_yaml(run / "config.yaml")
     entry, seed = grids.entries[0], int(stored["seed"])
     return entry, seed, differences(stored, grids.expected(entry, seed))
+
+
+def place_of(grids: Grids, run: Path) -> tuple[Entry, int, Keys]:
+    """The entry and seed that a run is of, wherever it lies, and in which settings it differs from the recipe."""
+    stored = read_yaml(run / "config.yaml")
+    seed = int(stored["seed"])
+    found = []
+    for entry in grids.entries:
+        if not entry.missing and entry.keys.get("method") == stored.get("method"):
+            expected = grids.expected(entry, seed)
+            found.append((differences(stored, expected), entry))
+    told = [f for f in found if not set(f[0]) & set(grids.grid.by)]
+    if not told:
+        raise UserError(f"{run} is no run of {grids.recipe}", "name the table it belongs to")
+    fewest = min(len(d) for d, _ in told)
+    nearest = [f for f in told if len(f[0]) == fewest]
+    if len(nearest) > 1:
+        raise UserError(
+            f"{run} may be any of {', '.join(e.name for _, e in nearest)}", "say which with --only method=ROW"
+        )
+    return nearest[0][1], seed, nearest[0][0]
 
 
 def main() -> None:

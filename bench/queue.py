@@ -36,15 +36,18 @@ from typing import Any
 from fallow import disk
 from fallow.durations import format_duration
 from fallow.errors import UserError
-from fallow.report.collect import thin
-from fallow.report.grid import Grids, differences
+from fallow.names import recipes
+from fallow.recipes.grid import Grid
+from fallow.recipes.reading import recipe
 from fallow.runs import jobs as kept
 from fallow.runs import room
 from fallow.runs.folder import RunFolder
 from fallow.runs.jobs import Job, Known, guessed, outlook, per_round
 from fallow.runs.runner import Event, Runner, TimeOver
-from fallow.runs.settings import Grid, recipe, recipes, resolve
+from fallow.runs.settings import differences, resolve
 from fallow.runs.workers import Workers
+from fallow.tables.grids import Grids
+from fallow.tables.thinning import thin
 from fallow.trees import parse_pairs, read_yaml
 
 KNOWN = {"out": "runs", "collect": None, "jobs": None, "free_gib": None, "settle": 90, "set": [], "cells": []}

@@ -9,17 +9,18 @@ a second one. What stands between the marks `<!-- cells -->`, `<!-- readings -->
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fallow.report.collect import mean_of_last
-from fallow.report.grid import Entry, Grids, Line, differences, read
+from fallow.names import recipes
 from fallow.runs.folder import RunFolder
-from fallow.runs.settings import recipes
+from fallow.runs.settings import differences
+from fallow.tables.grids import Entry, Grids
+from fallow.tables.lines import Line, mean_std, read, with_std
+from fallow.tables.thinning import mean_of_last
 from fallow.trees import flat, read_yaml
 
 TITLE = ("cell", "last", "best", "last 30", "published", "difference", "within", "seeds", "s a round", "s in all", "commit", "command")
@@ -51,27 +52,18 @@ def commands(grids: Grids, entry: Entry, paths: list[Path]) -> str:
     return ", ".join(text + f" (seed {', '.join(seeds)})" * (len(made) > 1) for text, seeds in made.items())
 
 
-def finished(place: Path, entry: Entry) -> dict[Path, Any]:
-    """The summaries of an entry's finished runs, by folder."""
-    paths = sorted((place / entry.folder).glob("seed-*/summary.json"), key=lambda p: int(p.parent.name.removeprefix("seed-")))
-    found = {p.parent: json.loads(p.read_text()) for p in paths}
-    return {p: s for p, s in found.items() if s["status"] == "finished"}
-
-
-def row(grids: Grids, line: Line, place: Path) -> tuple[str, ...]:
+def row(grids: Grids, line: Line) -> tuple[str, ...]:
     entry, figure = line.entry, line.entry.figure
-    runs = finished(place, entry)
-    paths, summaries = list(runs), list(runs.values())
-    means = {s: statistics.fmean(v) for s, v in (("last", line.last), ("best", line.best))}
+    paths, summaries = list(line.runs), list(line.runs.values())
     published = difference = within = "-"
     if figure is not None:
-        published = f"{figure.mean:.2f}" + (f" ± {figure.std:.2f}" if figure.std else "")
-        apart = means[grids.grid.statistic] - figure.mean
+        published = with_std(figure.mean, figure.std or None)
+        apart = mean_std(line.scores(grids.grid.statistic))[0] - figure.mean
         difference = f"{apart:+.2f} ({grids.grid.statistic})"
         within = verdict(apart, figure.std)
     return (
         f"{entry.paper} {entry.table.removeprefix('table')}: {entry.name}",
-        *(spread(v) for v in (line.last, line.best, thirty(runs))), published, difference, within,
+        *(with_std(*mean_std(v)) for v in (line.scores("last"), line.scores("best"), thirty(line.runs))), published, difference, within,
         ", ".join(p.name.removeprefix("seed-") for p in paths),
         f"{statistics.fmean(s['seconds_per_round'] for s in summaries):.2f}",
         f"{statistics.fmean(s['seconds'] for s in summaries):.0f}",
@@ -91,21 +83,17 @@ def verdict(apart: float, std: float | None) -> str:
     return "**no**" if apart < -close else "above" if apart > close else "yes"
 
 
-def spread(values: list[float]) -> str:
-    return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.pstdev(values):.2f}" if len(values) > 1 else "")
-
-
 def rows(place: Path, other_splits: bool) -> Iterator[tuple[str, ...]]:
     """The lines of all tables. A run of another split than its cell's is a reading, no result."""
     for paper, table in tables(place):
         grids = Grids(paper, table)
         for line in read(grids, place):
-            for path in finished(place, line.entry) if line.last else ():
+            for path in line.runs:
                 stored, seed = read_yaml(path / "config.yaml"), int(path.name.removeprefix("seed-"))
                 if set(differences(stored, grids.expected(line.entry, seed))) & set(grids.grid.by) and not other_splits:
                     raise SystemExit(f"{path} has another split than its cell; it belongs into {place}/readings")
-            if line.last:
-                yield row(grids, line, place)
+            if line.runs:
+                yield row(grids, line)
 
 
 def markdown(lines: list[tuple[str, ...]]) -> str:

@@ -78,8 +78,8 @@ TIMES = (
 
 def _recipes_with_times() -> Rows:
     from fallow.durations import format_duration, span
-    from fallow.report.times import of_recipe
     from fallow.runs.speed import speed
+    from fallow.tables.times import of_recipe
 
     title, *body = _recipes()
     out: Rows = [(*title, "a run", "runs", "all of them")]

@@ -22,8 +22,11 @@ from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
 from fallow.methods.parts.fitting import Facts, common, rounds
+from fallow.names import recipes
+from fallow.recipes.grid import Grid
+from fallow.recipes.reading import recipe
 from fallow.runs import automatic
-from fallow.runs.settings import Grid, config_hash, recipe, recipes, resolve, stated
+from fallow.runs.settings import config_hash, resolve, stated
 
 FEW = {k: v for k, v in TINY.items() if k != "defaults"}
 GOLDEN = json.loads((HERE / "recipes.json").read_text())
@@ -68,18 +71,31 @@ def test_a_threshold_is_as_far_from_a_guess_for_any_number_of_classes() -> None:
     assert [facts(classes=c).threshold for c in (2, 10, 100)] == [0.775, 0.595, 0.554]  # 0.5 + 0.55/2, 0.1 + 0.55 * 0.9, 0.01 + 0.55 * 0.99
 
 
-def test_semifls_clients_with_labels_are_half_as_doubtful() -> None:
-    """(1 + 0.595) / 2 is 0.8; a server's labels leave everybody's threshold."""
-    at_clients = prepared(method="semifl", data="few-digits")
-    at_server = prepared(method="semifl", data="few-digits", labels="server", label_count=40)
-    assert (at_clients.threshold, at_clients.norm) == (0.8, None) and (at_server.threshold, at_server.norm) == (0.595, "bn")
+def test_semifls_clients_with_labels_label_as_they_train() -> None:
+    """Nobody has tuned what they receive; and statistics of whatever batch comes are no use to who tests a folder."""
+    o = prepared(method="semifl", data="few-digits")
+    assert (o.labeller, o.statistics, o.norm, o.threshold) == ("current", "average", "bn", 0.595)
+    o = prepared(method="semifl", data="few-digits", labels="server", label_count=40)
+    assert (o.labeller, o.statistics, o.norm, o.threshold) == ("received", "static", "bn", 0.595)
+    o = prepared(method="semifl", data="few-digits", statistics="batch", labeller="received")
+    assert (o.labeller, o.statistics, o.norm) == ("received", "batch", None)
+    o = prepared(method="semifl", data="few-digits", defaults="paper")
+    assert (o.labeller, o.statistics, o.norm) == ("received", "batch", None)
 
 
-def test_fedrgds_clients_without_labels_keep_its_papers_threshold() -> None:
+def test_fedrgds_groups_are_of_ten_clients() -> None:
     given = {"method": "fedrgd", "data": "few-digits"}
     assert prepared(**given, labels="server", label_count=40).threshold == 0.95
     o = prepared(**given)
-    assert (o.threshold, o.optimizer_state, o.group_models) == (0.595, "travel", False)
+    assert (o.threshold, o.groups, o.group_models) == (0.595, 1, False)
+    fedrgd = find("fedrgd")
+    assert [fedrgd.automatic(facts(o=fedrgd.Options(clients=n)))["groups"] for n in (3, 19, 31)] == [1, 1, 3]
+
+
+def test_momentum_stays_with_clients_that_always_take_part() -> None:
+    given = {"method": "fixmatch", "data": "few-digits", "clients": 4}
+    found = [prepared(**given, active=n, **more).optimizer_state for n, more in ((4, {}), (3, {}), (4, {"optimizer_state": "reset"}))]
+    assert found == ["keep", "reset", "reset"]
 
 
 def test_clients_without_labels_keep_the_papers_threshold() -> None:
@@ -97,10 +113,10 @@ def test_ramps_go_with_the_rounds() -> None:
 
 
 def test_a_model_with_group_norm_gets_batch_norm_unless_images_are_tiny() -> None:
-    """Other models keep what they have; so does FedRGD, whose norm is its paper's."""
+    """Other models keep what they have."""
     assert [facts(size=n).norm for n in (7, 8, 32)] == [None, "bn", "bn"]
     assert facts(o=Config(model="wrn-28-2")).norm is None and facts(o=Config(model="emnist-cnn")).norm is None
-    assert prepared(method="fixmatch", data="few-digits").norm == "bn" and prepared(method="fedrgd", data="few-digits").norm is None
+    assert prepared(method="fixmatch", data="few-digits").norm == "bn"
     assert prepared(method="fixmatch", data="few-digits", norm="gn").norm == "gn"
     assert prepared(method="feddb", data="few-digits").norm is None, "it is tested by the statistics of whatever batch comes"
     assert prepared(method="feddb", data="few-digits", statistics="average").norm == "bn"
@@ -272,5 +288,5 @@ def test_fedloke_takes_an_equal_count() -> None:
 def test_help_says_what_is_fitted(fallow_cli: Any) -> None:
     lines = fallow_cli("run", "method=fedloke", "--help").out.splitlines()
     fitted = {line.split()[0] for line in lines if line[25:31] == "fitted"}
-    assert fitted == {"rounds", "steps", "batch", "unlabelled_batch", "lr", "schedule", "clip", "norm", "entropy", "ramp_rounds"}
+    assert fitted == {"rounds", "steps", "batch", "unlabelled_batch", "lr", "schedule", "clip", "norm", "optimizer_state", "entropy", "ramp_rounds"}
     assert "(paper: 200)" in "\n".join(lines)

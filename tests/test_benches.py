@@ -12,8 +12,10 @@ from typer.testing import CliRunner
 from bench import checks, five, results
 from fallow.cli import app
 from fallow.errors import UserError
-from fallow.report.grid import Grids, differences
-from fallow.runs.settings import recipe, resolve
+from fallow.recipes.reading import recipe
+from fallow.runs.settings import differences, resolve
+from fallow.tables.grids import Grids
+from fallow.tables.lines import read
 from fallow.trees import parse_pairs, read_yaml
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -56,10 +58,9 @@ def test_the_commands_of_the_tables_make_those_runs() -> None:
     for place in (RESULTS, *(RESULTS / "readings").iterdir()):
         for paper, table in results.tables(place):
             grids = Grids(paper, table)
-            for entry in grids.entries:
-                for path in list(results.finished(place, entry))[:1]:
-                    seed = int(path.name.removeprefix("seed-"))
-                    _, run, name, *pairs = shlex.split(results.command(grids, entry, path, seed).strip("`"))
+            for line in read(grids, place):
+                for path, seed in [*zip(line.runs, line.seeds)][:1]:
+                    _, run, name, *pairs = shlex.split(results.command(grids, line.entry, path, seed).strip("`"))
                     assert run == "run"
                     made = resolve(recipe(name), parse_pairs([*pairs, f"seed={seed}"]))[1].model_dump(mode="json")
                     assert not differences(read_yaml(path / "config.yaml"), made), path

@@ -13,8 +13,10 @@ from fallow.config import Config, described, validate
 from fallow.errors import UserError, suggest
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
+from fallow.names import recipes
+from fallow.recipes.reading import recipe
 from fallow.runs import settings
-from fallow.runs.settings import config_hash, recipe, resolve, stored
+from fallow.runs.settings import config_hash, resolve, stored
 from fallow.trees import merge, parse_pairs, read_yaml
 
 
@@ -150,7 +152,7 @@ def test_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert recipe("far/demo.yaml") == recipe("demo")
     (tmp_path / "empty.yaml").write_text("")
     assert read_yaml("empty.yaml") == {}
-    assert "default" in settings.recipes()
+    assert "default" in recipes()
 
 
 def test_what_is_stored_comes_back(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from conftest import HERE
 
 from fallow.cli.app import words_of
 from fallow.methods import REGISTERED
-from fallow.runs import settings, sweep
+from fallow.recipes.reading import recipe
+from fallow.runs import sweep
+from fallow.runs.settings import resolve
 
 ROOT = HERE.parent
 DOCS = ROOT / "docs"
@@ -46,12 +48,12 @@ def commands(text: str) -> list[list[str]]:
 
 def resolved(words: list[str]) -> Any:
     """The settings of a command; of a grid those of its first run, if the others have any."""
-    recipe, keys = words_of(words)
-    if grid := sweep.grid(recipe, keys):
-        found = [settings.resolve(settings.recipe(recipe or "default") if recipe or "method" not in one else {}, one)[1] for _, one in grid]
+    name, keys = words_of(words)
+    if grid := sweep.grid(name, keys):
+        found = [resolve(recipe(name or "default") if name or "method" not in one else {}, one)[1] for _, one in grid]
         return found[0]
-    base = settings.recipe(recipe) if recipe else settings.recipe("default") if not keys else {}
-    return settings.resolve(base, keys)[1]
+    base = recipe(name) if name else recipe("default") if not keys else {}
+    return resolve(base, keys)[1]
 
 
 def test_keys_are_those_of_the_code() -> None:

@@ -14,11 +14,13 @@ import fallow
 from fallow.durations import format_duration
 from fallow.engine.nets import NetHandle
 from fallow.methods import REGISTERED, find
-from fallow.report.times import of_recipe
+from fallow.names import recipes
+from fallow.recipes.reading import recipe
 from fallow.runs import estimate, prepare, speed
 from fallow.runs.estimate import Work, seconds, work
-from fallow.runs.settings import recipe, recipes, resolve
+from fallow.runs.settings import resolve
 from fallow.runs.speed import Speed
+from fallow.tables.times import of_recipe
 
 
 @pytest.mark.parametrize("name", REGISTERED)

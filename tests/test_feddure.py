@@ -21,9 +21,11 @@ from fallow.engine.slot import Slot
 from fallow.methods.feddure import FedDure, FReg
 from fallow.methods.feddure_released import multiplier
 from fallow.methods.parts.batching import matched, paired
+from fallow.recipes.grid import Grid
+from fallow.recipes.reading import recipe
 from fallow.runs import Run, make_federation, prepare
 from fallow.runs.folder import RunFolder
-from fallow.runs.settings import Grid, recipe, resolve
+from fallow.runs.settings import resolve
 
 torch.set_num_threads(1)  # as the engine does; a busy machine makes more of them slow
 

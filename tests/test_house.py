@@ -24,10 +24,10 @@ from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method, Plan
 from fallow.methods.state import State
-from fallow.report.cells import _tables, places
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 from fallow.runs.settings import resolve
+from fallow.tables.cells import _tables, places
 
 
 # -- statistics of models that `down` makes --------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import pytest
 
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
-from fallow.runs.settings import recipe, resolve
+from fallow.recipes.reading import recipe
+from fallow.runs.settings import resolve
 
 
 def having(key: str) -> str:

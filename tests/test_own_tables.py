@@ -15,9 +15,10 @@ import pytest
 import yaml
 
 from fallow.errors import UserError
-from fallow.report.grid import Grids, Line
 from fallow.report.table import Table
 from fallow.runs.folder import RunFolder
+from fallow.tables.grids import Grids
+from fallow.tables.lines import Line
 
 MINE: dict[str, Any] = {
     "data": "digits", "clients": 4, "active": 2, "steps": 3, "batch": 8, "rounds": 2, "device": "cpu", "slots": 1, "seeds": 2,
@@ -106,7 +107,7 @@ def test_published_figures_stand_beside(mine: Path) -> None:
     """60 and 62 against 63.5 with deviation 3."""
     grids = Grids(changed(mine, published={"digits": {"100 labels": {"Labels only": [63.5, 3], "FixMatch 0.6": 70}}}))
     assert [entry.figure and entry.figure.mean for entry in grids.entries] == [63.5, 70, None, None]
-    shown = Table(grids, [Line(e, v, v, "", tuple(range(len(v)))) for e, v in zip(grids.entries, ([60.0, 62.0], [], [80.0], [81.0]))])
+    shown = Table(grids, [Line(e, {Path(f"seed-{i}"): dict.fromkeys(("last", "best"), x / 100) for i, x in enumerate(v)}, "") for e, v in zip(grids.entries, ([60.0, 62.0], [], [80.0], [81.0]))])
     assert shown.rows()[0][3:7] == ("61.00 ± 1.00", "2", "63.50 ± 3.00", "-2.50 *")
     tex = shown.latex()
     assert r"Labels only & 61.00 $\pm$ 1.00 (n 2) [63.50 $\pm$ 3.00] & 80.00 (n 1) \\" in tex

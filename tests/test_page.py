@@ -19,10 +19,10 @@ from conftest import TINY
 import fallow
 from fallow.data.holdings import ClassCounts, Federation, Holding
 from fallow.report import page, reading
-from fallow.report.cells import places
-from fallow.report.grid import Grids
 from fallow.report.watch import Watch
 from fallow.runs.folder import RunFolder
+from fallow.tables.cells import places
+from fallow.tables.grids import Grids
 from fallow.trees import read_yaml
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import fallow
-from fallow.report.published import figures
-from fallow.runs.settings import Cell, Grid, recipe
+from fallow.recipes.grid import Cell, Grid
+from fallow.recipes.reading import recipe
+from fallow.tables.published import figures
 
 BUILDING = {"FedLabel"}  # rows of methods that are being built: may only ever lose entries
 ELSEWHERE = {"FedCon", "FedIRM", "Fed-Consist", "Fixed labels"}  # other people's systems that (FL)2's, RSCFed's and CBAFed's tables quote

@@ -6,10 +6,13 @@ from fallow.data.partitions import parse
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.feddure_released import multiplier
-from fallow.report import published
-from fallow.report.grid import Grids
-from fallow.report.published import table_name
-from fallow.runs.settings import Grid, recipe, recipes, resolve, slug
+from fallow.names import recipes
+from fallow.recipes.grid import Grid, slug
+from fallow.recipes.reading import recipe
+from fallow.runs.settings import resolve
+from fallow.tables import published
+from fallow.tables.grids import Grids
+from fallow.tables.published import table_name
 from fallow.trees import merge
 
 TABLES = [n for n in recipes() if Grid.of(recipe(n))]

@@ -11,7 +11,9 @@ import pytest
 
 import fallow
 from fallow.errors import UserError
-from fallow.runs.settings import Grid, recipe, resolve
+from fallow.recipes.grid import Grid
+from fallow.recipes.reading import recipe
+from fallow.runs.settings import resolve
 
 SMALL: dict[str, Any] = {
     "label_count": 40, "clients": 2, "active": 2, "rounds": 1, "steps": 1, "batch": 4, "model": "small-cnn", "norm": "bn", "device": "cpu", "slots": 1,

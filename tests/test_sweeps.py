@@ -16,10 +16,10 @@ from conftest import same
 
 import fallow
 from fallow.errors import UserError
+from fallow.recipes.reading import recipe
 from fallow.runs import sweep
 from fallow.runs.combinations import combinations
 from fallow.runs.folder import RunFolder
-from fallow.runs.settings import recipe
 from fallow.trees import parse_pairs
 
 DIGITS = ["data=digits", "label_count=100", "clients=4", "active=2", "steps=4", "batch=8", "device=cpu", "slots=1", "rounds=2"]

@@ -19,12 +19,14 @@ from bench import collect as bench_collect
 from fallow import runs
 from fallow.cli import app
 from fallow.errors import UserError
-from fallow.report import grid as tables
-from fallow.report.collect import thin
-from fallow.report.grid import Grids, Line
-from fallow.report.published import of_table
+from fallow.names import recipes
 from fallow.report.table import Table
 from fallow.runs import settings
+from fallow.tables.grids import Grids
+from fallow.tables.lines import Line, collect, read
+from fallow.tables.published import of_table
+from fallow.tables.running import run
+from fallow.tables.thinning import thin
 
 SMALL = [
     "data=digits",
@@ -132,20 +134,20 @@ def test_a_cell_that_fails_is_told_and_the_rest_goes_on(tmp_path):
     only = ["data=cifar10", "method=SemiFL", "setting=labels=4000 iid", "setting=labels=250 iid"]  # digits has no 4000
     told = []
     grid = grids(only)
-    failures = tables.run(grid, tmp_path, seeds=1, tell=told.append)
+    failures = run(grid, tmp_path, seeds=1, tell=told.append)
     assert [(f.entry.cell.setting, f.seed) for f in failures] == [("labels=4000 iid", 0)]
     assert len(told) == 2 and "seed 0: failed: 4000 labels" in told[1]
-    small, large = tables.read(grid, tmp_path, 1, failures)
-    assert len(small.last) == 1 and not large.last and "failed" in large.note
+    small, large = read(grid, tmp_path, 1, failures)
+    assert len(small.runs) == 1 and not large.runs and "failed" in large.note
     assert "failed" in Table(grid, [small, large]).markdown()
 
 
 def test_runs_at_a_time_in_processes_of_their_own(tmp_path):
     grid = grids(["data=cifar10", "method=SemiFL", "partition=iid"])
-    [failure] = tables.run(grid, tmp_path, seeds=1, jobs=2, tell=lambda _: None)
+    [failure] = run(grid, tmp_path, seeds=1, jobs=2, tell=lambda _: None)
     assert failure.entry.cell.setting == "labels=4000 iid" and failure.why.startswith("4000 labels are asked for")
-    small, large = tables.read(grid, tmp_path, 1, [failure])
-    assert len(small.last) == 1 and not large.last
+    small, large = read(grid, tmp_path, 1, [failure])
+    assert len(small.runs) == 1 and not large.runs
 
 
 def test_the_exit_code_says_that_something_failed(tmp_path):
@@ -161,7 +163,7 @@ def ran(tmp_path_factory):
     """Two seeds of one cell."""
     out = tmp_path_factory.mktemp("runs")
     grid = grids(["data=cifar10", "method=SemiFL", "setting=labels=250 iid"], rounds=1)
-    assert not tables.run(grid, out, seeds=2, tell=lambda _: None)
+    assert not run(grid, out, seeds=2, tell=lambda _: None)
     return grid, out
 
 
@@ -169,28 +171,28 @@ def test_other_settings_in_the_same_folder_are_not_taken_for_these(ran):
     _, out = ran
     other = Grids("semifl", "1", ["setting=cifar10 labels=250 iid", "method=SemiFL"], [*SMALL, "rounds=1", "lr=0.5"])
     before = seen(out)
-    failures = tables.run(other, out, seeds=1, tell=lambda _: None)
+    failures = run(other, out, seeds=1, tell=lambda _: None)
     assert len(failures) == 1 and "other settings (lr=0.03)" in failures[0].why and seen(out) == before
-    assert not tables.read(other, out, 1, failures)[0].last
-    [line] = tables.read(other, out)  # read only: shown, with what is different
-    assert len(line.last) == 2 and line.note == "lr=0.03"
+    assert not read(other, out, 1, failures)[0].runs
+    [line] = read(other, out)  # read only: shown, with what is different
+    assert len(line.runs) == 2 and line.note == "lr=0.03"
 
 
 def test_a_folder_that_was_made_and_no_more_is_begun_again(tmp_path):
     grid = grids(["setting=cifar10 labels=250 iid", "method=SemiFL"], rounds=1)
     (tmp_path / "semifl/table1/cifar10-labels-250-iid/seed-0").mkdir(parents=True)
-    assert not tables.run(grid, tmp_path, seeds=1, tell=lambda _: None)
+    assert not run(grid, tmp_path, seeds=1, tell=lambda _: None)
     assert [p.name for p in (tmp_path / "semifl/table1/cifar10-labels-250-iid").iterdir()] == ["seed-0"]
 
 
 def test_collected_results_give_the_same_table(ran, tmp_path):
     grid, out = ran
-    copied = tables.collect(grid, out, tmp_path)
+    copied = collect(grid, out, tmp_path)
     assert [p.relative_to(tmp_path).as_posix() for p in copied] == [
         f"semifl/table1/cifar10-labels-250-iid/seed-{n}" for n in (0, 1)
     ]
     assert {p.name for p in copied[0].iterdir()} == {"config.yaml", "metrics.jsonl", "summary.json"}
-    a, b = (Table(grid, tables.read(grid, place)) for place in (out, tmp_path))
+    a, b = (Table(grid, read(grid, place)) for place in (out, tmp_path))
     assert a.markdown() == b.markdown() and a.csv() == b.csv() and a.latex() == b.latex()
     assert settings.stored(copied[0] / "config.yaml")[1].data_dir is None
 
@@ -253,7 +255,8 @@ def test_thinned_metrics_keep_first_best_and_last(ran, tmp_path):
 
 # -- what is printed ---------------------------------------------------------------------------------------------------
 def lines_of(grid, *values):
-    return [Line(e, list(v), [x + 1 for x in v], e.missing or "") for e, v in zip(grid.entries, values, strict=True)]
+    runs = [{Path(f"seed-{i}"): {"last": x / 100, "best": x / 100 + 0.01} for i, x in enumerate(v)} for v in values]
+    return [Line(e, r, e.missing or "") for e, r in zip(grid.entries, runs, strict=True)]
 
 
 def test_figures_are_marked_within_one_std():
@@ -319,7 +322,7 @@ def test_recipes_are_listed():
     from fallow.listing import rows
 
     listed = {name: about for name, about, *_ in rows("recipes")[1:]}
-    assert all(name in listed and listed[name] for name in settings.recipes())
+    assert all(name in listed and listed[name] for name in recipes())
     assert re.search("Table 1", listed["semifl/table1"])
 
 
@@ -333,8 +336,8 @@ def test_results_layout():
 
 def test_a_data_set_that_is_not_there_is_told_once(tmp_path: Path) -> None:
     told: list[str] = []
-    grids = tables.Grids("feddure", "1", ["data=cifar10"], [f"data_dir={tmp_path}"])
-    failures = tables.run(grids, tmp_path / "runs", seeds=2, tell=told.append)
+    grids = Grids("feddure", "1", ["data=cifar10"], [f"data_dir={tmp_path}"])
+    failures = run(grids, tmp_path / "runs", seeds=2, tell=told.append)
     assert len(told) == 1 and told[0].startswith(f"cifar10 is not in {tmp_path}") and told[0].endswith("Its runs are left out.")
     assert len(failures) == 2 * sum(not e.missing for e in grids.entries)
 
@@ -342,6 +345,6 @@ def test_a_data_set_that_is_not_there_is_told_once(tmp_path: Path) -> None:
 def test_a_row_that_refuses_a_key_fails_alone(tmp_path: Path) -> None:
     told: list[str] = []
     given = ["data=digits", "weight=0.5", "rounds=1", "clients=10", "active=2", "label_per_class=1", "model=small-cnn", "norm=bn"]
-    grids = tables.Grids("feddure", "1", ["setting=iid,iid", "method=FedAvg*", "method=FedAvg+Fixmatch"], given)
-    failures = tables.run(grids, tmp_path / "runs", seeds=1, tell=told.append)
+    grids = Grids("feddure", "1", ["setting=iid,iid", "method=FedAvg*", "method=FedAvg+Fixmatch"], given)
+    failures = run(grids, tmp_path / "runs", seeds=1, tell=told.append)
     assert {f.entry.row for f in failures} == {"FedAvg*"} and "no key 'weight'" in failures[0].why

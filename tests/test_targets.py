@@ -146,14 +146,15 @@ def test_export(fallow_cli: Any, place: Path) -> None:
 @pytest.fixture
 def grid(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A table of one quick run, `fallow table feddure tiny`."""
-    from fallow.report import grid, table
-    from fallow.runs import settings
+    from fallow.names import recipes
+    from fallow.recipes import reading
+    from fallow.tables import grids
 
     file = tmp_path / "tiny.yaml"
     file.write_text(TABLE)
-    known = settings.recipes() | {"feddure/tiny": file}
-    for module in (settings, grid, table):
-        monkeypatch.setattr(module, "recipes", lambda: known, raising=False)
+    known = recipes() | {"feddure/tiny": file}
+    for module in (reading, grids):
+        monkeypatch.setattr(module, "recipes", lambda: known)
     return Path("feddure/tiny/few-digits-plain/seed-0")
 
 
@@ -192,8 +193,9 @@ def test_collecting_where_runs_are(grid: Path, fallow_cli: Any, tmp_path: Path) 
 
 def test_two_tables_at_once(grid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second waits for the run that the first is at, says so, and makes none beside it."""
-    from fallow.report import grid as grids
     from fallow.runs import workers
+    from fallow.tables.grids import Grids
+    from fallow.tables.running import run
 
     monkeypatch.chdir(tmp_path)
     begun, asked = threading.Event(), threading.Event()
@@ -211,11 +213,11 @@ def test_two_tables_at_once(grid: Path, tmp_path: Path, monkeypatch: pytest.Monk
             asked.set()
 
     monkeypatch.setattr(workers, "make", slow)
-    table, place = grids.Grids("feddure", "tiny"), tmp_path / "runs"
-    first = threading.Thread(target=grids.run, args=(table, place, 1, 1, lambda text: None))
+    table, place = Grids("feddure", "tiny"), tmp_path / "runs"
+    first = threading.Thread(target=run, args=(table, place, 1, 1, lambda text: None))
     first.start()
     assert begun.wait(60)
-    assert grids.run(table, place, 1, 1, heard) == []
+    assert run(table, place, 1, 1, heard) == []
     first.join()
     assert len(calls) == 1 and "waited for" in told[0] and "(was finished)" in told[1]
     assert sorted(p.name for p in (place / grid).parent.iterdir()) == ["seed-0"]

@@ -82,32 +82,34 @@ def table(
     What is finished is not run again.
     """
     from fallow import disk
-    from fallow.report import grid, written
+    from fallow.report import written
     from fallow.report.table import Table as Printed
     from fallow.runs.interrupts import Stopped, stopping
     from fallow.runs.settled import Settled
+    from fallow.tables import lines, running
+    from fallow.tables.grids import Grids
 
     form = written.format_of(format, Path(file) if file else None)
     if file:
         targets.file(Path(file), "table", force)
-    grids = grid.Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])], trust=trust)
+    grids = Grids(paper, name, only or (), [*(given or ()), *([f"data_dir={data_dir}"] if data_dir else [])], trust=trust)
     place, failures = Path(source or out or "runs"), []
     if source and not place.is_dir():
         raise UserError(f"there is no folder {source}", "give one with results or runs, such as results")
     grids.check_targets(place, Path(out or place) if out or not source else None, Path(collect) if collect else None, seeds, force)
     if dry_run:
         settled = Settled(download)
-        if todo := grid.planned(grids, place, seeds, console.say, settled)[0]:
+        if todo := running.planned(grids, place, seeds, console.say, settled)[0]:
             print_forecast(todo, settled)
         return
     if not source:
         try:
             with stopping():
-                failures = grid.run(grids, place, seeds, jobs, console.say, download)
+                failures = running.run(grids, place, seeds, jobs, console.say, download)
         except (KeyboardInterrupt, Stopped):
             console.say("stopped; the same command goes on from the last checkpoints")
             raise
-    shown = Printed(grids, grid.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
+    shown = Printed(grids, lines.read(grids, place, seeds if source else seeds or grids.grid.seeds, failures))
     if form and not file:
         console.print(shown.FORMATS[form](shown), soft_wrap=True, end="")
     else:
@@ -122,7 +124,7 @@ def table(
     if out or not source:
         console.say(f"written: {shown.write(Path(out or place))}/table.md, table.tex, table.csv")
     if collect:
-        console.say(f"collected: {len(grid.collect(grids, place, Path(collect)))} runs, {collect}")
+        console.say(f"collected: {len(lines.collect(grids, place, Path(collect)))} runs, {collect}")
     if failures:
         raise typer.Exit(1)
 

@@ -94,9 +94,10 @@ def _sweep(planned: Any, jobs: int | None, quiet: bool) -> None:
 
 def _print_keys(recipe: str | None, keys: dict[str, Any], trust: bool) -> None:
     from fallow.cli import helping
-    from fallow.runs import settings
+    from fallow.recipes.reading import recipe as keys_of
+    from fallow.runs.settings import resolve
 
-    method, options = settings.resolve(settings.recipe(recipe) if recipe else {}, keys, trust)
+    method, options = resolve(keys_of(recipe) if recipe else {}, keys, trust)
     command: Any = typer.main.get_command(app)
     console.print(helping.run(command.commands["run"], method, options.method), soft_wrap=True)
 

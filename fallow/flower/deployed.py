@@ -28,13 +28,14 @@ from fallow.flower.share import Share
 from fallow.flower.terms import Terms
 from fallow.methods import find, is_own
 from fallow.methods.base import Method
+from fallow.recipes.reading import recipe
 from fallow.runs import Run, Watcher, automatic
 from fallow.runs import origin as origins
 from fallow.runs.folder import Busy, RunFolder
 from fallow.runs.nodes import ORDER
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
-from fallow.runs.settings import are_fitted, recipe, resolve, stored
+from fallow.runs.settings import are_fitted, resolve, stored
 from fallow.trees import merge, read_yaml
 
 ENDED = "ended.json"  # how a deployed run came to its end

@@ -77,14 +77,15 @@ class FedRGD(FixMatch):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """Group norm stays, and the server trains beside the clients, slowly: faster, all images came to be labelled alike.
+        """Groups of ten, and one of all where there are fewer: a group of one client would weigh as much as one of many.
 
-        Without a server's labels in every group the groups' models would part, and their mean be worth little.
+        Without a server's labels in every group the groups' models would part, and their mean be worth little. A server that
+        has them trains beside the clients, slowly: faster, all images came to be labelled alike.
         """
-        clients: Keys = {"optimizer_state": "travel", "group_models": False}
+        clients: Keys = {"groups": max(1, facts.o.active_count // 10), "group_models": False}
         at_server: Keys = {"server_turn": facts.o.server_turn, "lr": round(0.3 * RATES[facts.o.optimizer], 6)}
         own = at_server if facts.o.labels == "server" else clients
-        return super().automatic(facts) | common(facts) | {"norm": facts.o.norm} | own
+        return super().automatic(facts) | common(facts) | own
 
     def plan(self, party: LabellerParty, found: Found) -> Plan:
         """T full batches, from a fresh shuffled pass (and further ones) over the party's own data."""

@@ -62,12 +62,14 @@ class SemiFL(Method[LabellerSlot, LabellerParty, Columns]):
     def automatic(cls, facts: Facts) -> Keys:
         """A batch is of accepted images, and of as many labelled ones where a client has both.
 
-        Where clients have labels half the doubt is allowed, since what is accepted fills whole batches, right or wrong.
+        Clients may label once a round because a server has just tuned what they receive. Where they have the labels nobody
+        has, and what they would learn is what they already say: there the net in training labels each batch (Table 2).
         """
-        server = {"server_batch": facts.batch, "threshold": facts.threshold}
-        clients = {"threshold": round((1 + facts.threshold) / 2, 2)}
-        own: Keys = server if facts.o.labels == "server" else clients
-        return super().automatic(facts) | {"batch": facts.unlabelled_batch} | own
+        common: Keys = {"threshold": facts.threshold, "batch": facts.unlabelled_batch}
+        if facts.o.labels == "server":
+            return super().automatic(facts) | common | {"server_batch": facts.batch}
+        clients = {"labeller": "current", "statistics": "average"}
+        return super().automatic(facts.having(**clients)) | common | clients
 
     def holds(self) -> Held:
         return {"model": Net()} | labelling.holds(self.o, self.classes)

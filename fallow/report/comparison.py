@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fallow.errors import UserError, suggest
+from fallow.keys.section import Keys
 from fallow.measure.told import of_summary
 from fallow.methods import REGISTERED, find
 from fallow.report.paired import LEAST, WORDS, Difference, difference
 from fallow.report.reading import OF_SPLIT, Run, completed, families, finite, gathered, method_name, shortened, typed
-from fallow.runs.settings import UNHASHED, Keys
+from fallow.runs.settings import UNHASHED
+from fallow.tables.lines import with_std
 
 SETTINGS = (
     "data", "labels", "label_count", "label_ratio", "label_per_class", "labelled_clients", "partition", "unlabelled_partition",
@@ -57,7 +59,7 @@ class Entry:
         return statistics.stdev(self.values.values()) / math.sqrt(self.n) if self.n > 1 else 0.0
 
     def __str__(self) -> str:
-        return f"{self.mean:.2f}" if self.std is None else f"{self.mean:.2f} ± {self.std:.2f}"
+        return with_std(self.mean, self.std)
 
 
 Place = tuple[int, int]  # row, column

@@ -13,14 +13,15 @@ from typing import Any
 
 from fallow.data.holdings import ClassCounts, measured
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods import REGISTERED, find
 from fallow.paths import user_path
-from fallow.report.cells import BESIDE, Place, places
 from fallow.report.scored import scores as scores_of
 from fallow.runs.folder import Row, RunFolder, runs_below
 from fallow.runs.nodes import nodes
-from fallow.runs.settings import UNHASHED, Keys
+from fallow.runs.settings import UNHASHED
 from fallow.runs.warned import stored
+from fallow.tables.cells import BESIDE, Place, places
 from fallow.trees import flat, merge, read_yaml, shown
 
 ROUNDS, VECTOR_ROUNDS, CLIENTS = 1000, 60, 400  # drawn at most, of each run and federation

@@ -10,8 +10,8 @@ import numpy as np
 
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
-from fallow.report.cells import places
 from fallow.report.reading import Run, counting, families, named, readable
+from fallow.tables.cells import places
 
 Floats = np.ndarray
 

@@ -11,9 +11,13 @@ from pathlib import Path
 from fallow import disk
 from fallow.report import written
 from fallow.report.comparison import Comparison, Entry
-from fallow.report.grid import TABLES, Grids, Line
+from fallow.tables.grids import TABLES, Grids
+from fallow.tables.lines import Line, with_std
 
-MORE = ["difference", "within_std", "last", "best", "note"]
+COLUMNS = (
+    "paper", "table", "data", "setting", "method", "statistic", "mean", "std", "n", "published", "published_std",
+    "difference", "within_std", "last", "best", "note",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -30,17 +34,7 @@ class Table:
         return "best" if self.statistic == "last" else "last"
 
     def title(self) -> tuple[str, ...]:
-        return (
-            "data",
-            "setting",
-            "method",
-            f"ours ({self.statistic})",
-            "n",
-            "published",
-            "difference",
-            self.other,
-            "note",
-        )
+        return ("data", "setting", "method", f"ours ({self.statistic})", "n", "published", "difference", self.other, "note")
 
     def rows(self) -> list[tuple[str, ...]]:
         """As printed, without the title."""
@@ -49,9 +43,8 @@ class Table:
             e, f, ours, other = line.entry, line.entry.figure, line.ours(self.statistic), line.ours(self.other)
             gap = self.difference(line)
             out.append((
-                e.cell.data, e.cell.setting, e.row, _with_std(ours), str(len(line.last)) if ours else "",
-                _with_std((f.mean, f.std)) if f else "",
-                "" if gap is None else f"{gap:+.2f}{' *' if self.near(line) else ''}", _with_std(other), line.note or ("" if ours else "not run"),
+                e.cell.data, e.cell.setting, e.row, with_std(*ours) if ours else "", str(len(line.runs)) if ours else "", with_std(f.mean, f.std) if f else "",
+                "" if gap is None else f"{gap:+.2f}{' *' if self.near(line) else ''}", with_std(*other) if other else "", line.note or ("" if ours else "not run"),
             ))  # fmt: skip
         return out
 
@@ -82,11 +75,10 @@ class Table:
         cells, figures, notes = {}, {}, []
         for line in self.lines:
             at = rows.index(line.entry.row), columns.index((line.entry.cell.data, line.entry.cell.setting))
-            values = line.last if self.statistic == "last" else line.best
-            if values:
-                cells[at] = Entry(dict(zip(line.seeds or range(len(values)), values)))
+            if line.runs:
+                cells[at] = Entry(dict(zip(line.seeds, line.scores(self.statistic))))
             if line.entry.figure:
-                figures[at] = _with_std((line.entry.figure.mean, line.entry.figure.std))
+                figures[at] = with_std(line.entry.figure.mean, line.entry.figure.std)
             if line.note:
                 notes.append(f"{line.entry.name}: {line.note}.")
         alone = [rows.index(line.entry.row) for line in self.lines if line.entry.keys.get("method") == "fedavg"]
@@ -120,29 +112,14 @@ class Table:
     def csv(self) -> str:
         text = io.StringIO()
         write = csv.writer(text, lineterminator="\n").writerow
-        write(
-            [
-                "paper",
-                "table",
-                "data",
-                "setting",
-                "method",
-                "statistic",
-                "mean",
-                "std",
-                "n",
-                "published",
-                "published_std",
-            ]
-            + MORE
-        )
+        write(COLUMNS)
         for line in self.lines:
             e, f = line.entry, line.entry.figure
             mean, std = line.ours(self.statistic) or (None, None)
             last, best = (line.ours(s) or (None,) for s in ("last", "best"))
             write((
                 e.paper, e.table, e.cell.data, e.cell.setting, e.row, self.statistic, _plain(mean), _plain(std),
-                len(line.last), f.mean if f else "", "" if f is None or f.std is None else f.std, _plain(self.difference(line)),
+                len(line.runs), f.mean if f else "", "" if f is None or f.std is None else f.std, _plain(self.difference(line)),
                 str(self.near(line)).lower(), _plain(last[0]), _plain(best[0]), line.note,
             ))  # fmt: skip
         return text.getvalue()
@@ -157,12 +134,6 @@ class Table:
         for name, text in zip(TABLES, (self.markdown(), self.latex(), self.csv())):
             disk.write(folder / name, text)
         return folder
-
-
-def _with_std(value: tuple[float, float | None] | None) -> str:
-    if value is None:
-        return ""
-    return f"{value[0]:.2f}" if value[1] is None else f"{value[0]:.2f} ± {value[1]:.2f}"
 
 
 def _plain(value: float | None) -> str:

@@ -37,6 +37,7 @@ from fallow.engine.slots import Slots
 from fallow.errors import UserError
 from fallow.methods import find
 from fallow.methods.base import Method
+from fallow.recipes.reading import recipe
 from fallow.runs import automatic, longer
 from fallow.runs import origin as origins
 from fallow.runs.data import Reading, completed, load_source, named, opened_source, sized
@@ -47,7 +48,7 @@ from fallow.runs.nodes import ORDER
 from fallow.runs.onlookers import watching
 from fallow.runs.origin import Origin
 from fallow.runs.result import Result
-from fallow.runs.settings import EDITABLE, are_fitted, config_hash, recipe, resolve, stated, stored
+from fallow.runs.settings import EDITABLE, are_fitted, config_hash, resolve, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
 from fallow.runs.warned import Health, facts

@@ -20,8 +20,10 @@ from fallow.config import Config, Section, takes
 from fallow.data import partitions, sources
 from fallow.data.views import view_names
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods import REGISTERED, find, is_own
-from fallow.runs.settings import UNHASHED, Grid, Keys, slug
+from fallow.recipes.grid import Grid, slug
+from fallow.runs.settings import UNHASHED
 from fallow.schedule import Schedule
 from fallow.trees import flat, merge, parse_pairs
 

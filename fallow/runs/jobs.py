@@ -17,8 +17,9 @@ from typing import Any, Literal
 from fallow import disk
 from fallow.durations import format_duration
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.runs.folder import Busy, RunFolder
-from fallow.runs.settings import Keys, differences
+from fallow.runs.settings import differences
 from fallow.trees import read_yaml
 
 State = Literal["done", "begun", "new", "held"]

@@ -7,8 +7,9 @@ from typing import Any
 from fallow import runs
 from fallow.config import Config
 from fallow.data.sources import Source
+from fallow.keys.section import Keys
 from fallow.runs.data import named, sentences, sized
-from fallow.runs.settings import Keys, are_fitted, resolve
+from fallow.runs.settings import are_fitted, resolve
 
 
 class Settled:

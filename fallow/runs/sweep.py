@@ -17,14 +17,17 @@ from typing import Any
 from fallow.config import Config
 from fallow.engine import ranks
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods import REGISTERED, find, is_own
+from fallow.recipes.grid import Grid, slug
+from fallow.recipes.reading import recipe
 from fallow.runs.combinations import Combinations, combinations
 from fallow.runs.folder import RunFolder, runs_below
 from fallow.runs.jobs import Job
 from fallow.runs.origin import Origin, own_code
 from fallow.runs.room import Room, usual
 from fallow.runs.runner import Failure, Runner, Tell
-from fallow.runs.settings import MEASURING, Grid, Keys, config_hash, recipe, slug, stated
+from fallow.runs.settings import MEASURING, config_hash, stated
 from fallow.runs.settled import Settled
 from fallow.runs.workers import Workers
 

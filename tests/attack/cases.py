@@ -23,7 +23,7 @@ import fallow
 from attack import mutate
 from fallow.config import takes
 from fallow.methods import REGISTERED, find
-from fallow.runs.settings import recipes as bundled
+from fallow.names import recipes as bundled
 
 KEYS = {**TINY, "method": "fixmatch", "rounds": 3, "optimizer_state": "keep", "threshold": 0.1}
 QUICK = ["clients=2", "active=2", "steps=1", "rounds=1", "batch=4", "device=cpu", "model=small-cnn", "labels=all", "method=fedavg"]

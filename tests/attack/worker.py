@@ -80,11 +80,6 @@ def run(cwd: str, words: list[str], memory: int) -> dict[str, Any]:
 def main() -> None:
     import conftest  # noqa: F401  (few-digits)
 
-    import fallow.cli
-    import fallow.export.predict
-    import fallow.report.figures
-    import fallow.report.grid
-    import fallow.runs  # noqa: F401
     from fallow.methods import REGISTERED, find
 
     for name in REGISTERED:

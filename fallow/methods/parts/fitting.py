@@ -6,10 +6,10 @@ A method adds what it alone has, or sees otherwise, in its `automatic`; constant
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fallow.config import Config
+from fallow.config import Config, Kept
 from fallow.keys.section import Keys
 from fallow.models import default_norm
 
@@ -74,6 +74,11 @@ class Facts:
         return "bn" if quicker else self.o.norm
 
     @property
+    def optimizer_state(self) -> Kept:
+        """A client's momentum stays with it where it trains in every round: ten steps are too few to gather it anew."""
+        return "keep" if self.o.active_count == self.o.clients else self.o.optimizer_state
+
+    @property
     def threshold(self) -> float:
         """A confidence as far from a guess among so many classes as is asked for."""
         return round((1 - SURE) / self.classes + SURE, 3)
@@ -82,6 +87,10 @@ class Facts:
     def ramp(self) -> int:
         """Rounds in which something comes into force."""
         return max(1, round(RAMP * self.rounds))
+
+    def having(self, **keys: object) -> Facts:
+        """These, had the keys not given been so."""
+        return replace(self, o=self.o.model_copy(update={k: v for k, v in keys.items() if k not in self.given}))
 
 
 def fits(method: type[AnyMethod]) -> frozenset[str]:
@@ -99,4 +108,5 @@ def common(f: Facts) -> Keys:
     return {
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
         "lr": RATES[f.o.optimizer], "schedule": "cosine", "clip": 1.0, "norm": f.norm,
+        "optimizer_state": f.optimizer_state,
     }  # fmt: skip

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from fallow.config import Config
 from fallow.errors import UserError
 from fallow.methods.base import Method
-from fallow.report.grid import Grids
+from fallow.recipes.reading import recipe
 from fallow.runs.estimate import Measure, seconds
-from fallow.runs.settings import recipe, resolve
+from fallow.runs.settings import resolve
+from fallow.tables.grids import Grids
 
 
 @dataclass(frozen=True)

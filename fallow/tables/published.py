@@ -50,7 +50,7 @@ def _roman(text: str) -> int:
 @cache
 def figures() -> tuple[Figure, ...]:
     """All of them, in the order of the file; a figure printed twice comes once."""
-    text = (resources.files("fallow.report") / "published.csv").read_text(encoding="utf-8")
+    text = (resources.files("fallow.tables") / "published.csv").read_text(encoding="utf-8")
     out: dict[tuple[str, ...], Figure] = {}
     for line in csv.DictReader(text.splitlines()):
         std = float(line["std"]) if line["std"] else None

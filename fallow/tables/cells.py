@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from fallow.report.grid import Entry, Grids, differences
-from fallow.report.published import Figure
-from fallow.runs.settings import Keys, recipes
+from fallow.keys.section import Keys
+from fallow.names import recipes
+from fallow.runs.settings import differences
+from fallow.tables.grids import Entry, Grids
+from fallow.tables.published import Figure
 
 BESIDE = {"eval_every", "deterministic", "precision", "measure"}  # a run with others of these is still the cell's
 

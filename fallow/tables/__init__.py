@@ -1,0 +1,1 @@
+"""Papers' tables: their cells and published figures, runs of them, and what these came to."""
