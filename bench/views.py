@@ -17,7 +17,8 @@ import torch
 from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 from fallow import draws
-from fallow.data.views import STRONG, RandAugment, Views, view_names
+from fallow.data.randaugment import STRONG, RandAugment
+from fallow.data.views import Views, view_names
 
 Point = Callable[[Image.Image, float], Image.Image]
 

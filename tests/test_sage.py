@@ -12,10 +12,10 @@ from torch import nn
 from fallow import models
 from fallow.data.dealing import Pool
 from fallow.data.dirichlets import PairsDraw, apply_pairs, pair_blocks
+from fallow.data.normalisation import normalisation
 from fallow.data.partitions import parse
 from fallow.data.samples import Samples
 from fallow.data.skews import skew
-from fallow.data.views import normalisation
 from fallow.engine.feed import Batch, Part
 from fallow.errors import UserError
 from fallow.methods.parts.batching import walks

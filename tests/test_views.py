@@ -10,7 +10,8 @@ from scipy.stats import chisquare
 from sklearn.datasets import load_sample_image
 
 from fallow import draws
-from fallow.data.views import (
+from fallow.data.normalisation import PRESETS, normalisation
+from fallow.data.randaugment import (
     _KERNEL,
     APPLY,
     BOX_X,
@@ -20,16 +21,13 @@ from fallow.data.views import (
     LEVEL,
     OP,
     PICKS,
-    PRESETS,
-    ROLES,
     SIGN,
     STRONG,
     TOP,
     RandAugment,
-    Views,
-    normalisation,
-    view_names,
 )
+from fallow.data.samples import ROLES
+from fallow.data.views import Views, view_names
 from fallow.errors import UserError
 
 

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from fallow import draws, machine, models
 from fallow.config import Config
 from fallow.data.federate import Federation
+from fallow.data.normalisation import normalisation
 from fallow.data.sources import Source
-from fallow.data.views import Views, normalisation
+from fallow.data.views import Views
 from fallow.engine.nets import NetHandle
 from fallow.engine.policies import policy_of
 from fallow.methods.base import AnyMethod, Net, Value

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fallow.data.normalisation import normalisation
 from fallow.data.readers import images
 from fallow.data.sources import fitted
-from fallow.data.views import normalisation
 from fallow.errors import UserError
 from fallow.runs import Result
 
