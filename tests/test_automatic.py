@@ -21,7 +21,7 @@ from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
 from fallow.methods.base import Method
-from fallow.methods.parts.fitting import Facts, common, rounds
+from fallow.methods.parts.fitting import Facts, common, model, rounds
 from fallow.names import recipes
 from fallow.recipes.grid import Grid
 from fallow.recipes.reading import recipe
@@ -122,6 +122,18 @@ def test_a_model_with_group_norm_gets_batch_norm_unless_images_are_tiny() -> Non
     assert prepared(method="feddb", data="few-digits", statistics="average").norm == "bn"
 
 
+def test_colour_images_get_a_larger_model_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And on a CPU, in grey, of fewer than 32 pixels or where a model is named, the one that there was."""
+    sizes = [(32, 3, True), (64, 3, True), (31, 3, True), (32, 1, True), (32, 3, False)]
+    assert [model(Config(), *one) for one in sizes] == ["resnet9", "resnet9", "small-cnn", "small-cnn", "small-cnn"]
+    assert model(Config(model="resnet18"), 32, 3, True) == "resnet18"
+    monkeypatch.setattr(automatic, "device_of", lambda name: torch.device("cuda"))
+    given = {"method": "fixmatch", "data": images(60, 32, 3), "clients": 2}
+    found = [prepared(**given, **more) for more in ({}, {"model": "small-cnn"}, {"defaults": "paper"})]
+    assert [(o.model, o.norm) for o in found] == [("resnet9", None), ("small-cnn", "bn"), ("small-cnn", None)]
+    assert found[0].batch == 16 and found[0].unlabelled_batch == 32, "3.7 MiB an image: 80 of them have room"
+
+
 def test_feddures_nets_learn_like_everybodys_unless_told_how() -> None:
     o = prepared(method="feddure", data="few-digits")
     assert (o.optimizer, o.lr, o.virtual_lr) == ("sgd", 0.1, 0.1)
@@ -151,7 +163,7 @@ def test_forty_labels_of_a_large_set_make_no_giant_step() -> None:
     given = {"data": images(50_000, 32, 3), "method": "fixmatch", "clients": 4, "label_count": 40}
     _, o, source, _ = runs.prepare(None, given | {"model": "wrn-28-8"})
     at_once = (o.batch + 2 * o.unlabelled_batch) * automatic.kept_for_gradients(o, source)
-    assert at_once <= automatic.MEMORY and o.steps == 40
+    assert at_once <= automatic.MEMORY["cpu"] and o.steps == 40
     assert 8 <= o.unlabelled_batch < 32, "a wide net does not have room for everything"
     small = prepared(**given)
     assert (small.batch, small.steps) == (16, 40)
@@ -266,7 +278,7 @@ def _all(given: dict[str, Any]) -> Any:
 def test_the_line(fallow_cli: Any) -> None:
     words = [f"{k}={v}" for k, v in (FEW | {"method": "fixmatch"}).items()]
     told = fallow_cli("run", *words)
-    assert told.out.splitlines()[1] == "2 rounds of 2 steps of 8 + 32 images, lr 0.1 (cosine), threshold 0.595"
+    assert told.out.splitlines()[1] == "2 rounds of 2 steps of 8 + 32 images, lr 0.1 (cosine), threshold 0.595, small-cnn with bn"
     o, federation = runs.prepare(None, FEW | {"method": "fedavg", "labels": "all", "epochs": 1, "steps": None})[1::2]
     assert automatic.amounts(o, federation).startswith("2 rounds of 1 pass in steps of 8 images")
 

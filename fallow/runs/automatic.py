@@ -17,12 +17,13 @@ from fallow import models
 from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
+from fallow.machine import device_of
 from fallow.methods.base import Method
 from fallow.methods.parts import fitting
 from fallow.methods.parts.fitting import Facts
 from fallow.trees import merge
 
-MEMORY = 2**29  # bytes that a step may keep for its gradients; on a CPU as many steps run at once as there are cores
+MEMORY = {"cpu": 2**29, "cuda": 2**31}  # bytes that a step may keep for its gradients; many steps run at once
 TOGETHER = ({"steps": None, "epochs": None}, {"server_steps": None, "server_epochs": None})  # who gives one has given both
 
 Keys = dict[str, Any]
@@ -38,7 +39,10 @@ def given(options: Config) -> Keys:
 
 
 def fitted(method: type[Method], options: Config, said: Mapping[str, Any], source: Source, federation: Federation) -> Config:
-    """The options, with the method's automatic value for every key of which nothing is `said`."""
+    """The options, with the method's automatic value for every key of which nothing is `said`; the model first, all else goes by it."""
+    if "model" not in said:
+        gpu = device_of(options.device).type == "cuda"
+        options = options.model_copy(update={"model": fitting.model(options, source.size, source.channels, gpu)})
     facts = look(method, options, said, source, federation)
     values = without(method.automatic(facts), said)
     if values.get("steps") is not None:
@@ -70,7 +74,7 @@ def _middle(sizes: Iterable[int]) -> int:
 
 def room(options: Config, source: Source) -> int:
     """Images that a step may hold."""
-    return MEMORY // max(1, kept_for_gradients(options, source))
+    return MEMORY[device_of(options.device).type] // max(1, kept_for_gradients(options, source))
 
 
 def kept_for_gradients(options: Config, source: Source) -> int:
@@ -103,10 +107,11 @@ def without(values: Mapping[str, Any], said: Mapping[str, Any]) -> Keys:
 
 
 def amounts(o: Config, federation: Federation) -> str:
-    """What a run is about to do, in a line: `30 rounds of 20 steps of 16 + 48 images, lr 0.1 (cosine), threshold 0.595`."""
+    """What a run is about to do, in a line: `30 rounds of 20 steps of 16 + 48 images, lr 0.1 (cosine), threshold 0.595, small-cnn with bn`."""
     parts = [f"{_counted(o.rounds, 'round')} of {_amount(o, federation)}", f"lr {o.lr:g} ({o.schedule.split(',')[0]})"]
     parts += [f"{name} {getattr(o, name):g}" for name in ("threshold", "entropy") if hasattr(o, name)]
-    return ", ".join(parts)
+    norm = o.norm or models.default_norm(o.model)
+    return ", ".join([*parts, o.model if norm in (None, "none") else f"{o.model} with {norm}"])
 
 
 def _amount(o: Config, federation: Federation) -> str:
