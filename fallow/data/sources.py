@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import difflib
-import fnmatch
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 
-from fallow.data import download as downloads
-from fallow.data import ops
-from fallow.data.readers import (
-    cifar,
-    dataset,
-    digits,
-    folders,
-    idx,
-    kept,
-    layouts,
-    mat,
-    medmnist,
-    npz,
-    stl10,
-    table,
-    tinyimagenet,
-)
+from fallow.data.official import OFFICIAL, official, official_names
+from fallow.data.readers import dataset, digits, kept, layouts, npz, table
 from fallow.data.readers.albums import Album, decoded, told_bad
-from fallow.data.readers.archives import unpack
-from fallow.data.readers.common import ImageSet, Parts
-from fallow.data.readers.images import FITS, Decoded, Settings, Tell, resized, silent, survey, unreadable
-from fallow.errors import UserError, suggest
-from fallow.limits import check_room, memory_told
+from fallow.data.readers.common import ImageSet
+from fallow.data.readers.images import FITS, Decoded, Settings, Tell, silent, survey, unreadable
+from fallow.data.sizes import fitted
+from fallow.errors import UserError
+from fallow.limits import memory_told
 from fallow.paths import shown, user_path
 
 __all__ = ["ImageSet", "Listed", "Source", "default_data_dir", "fit", "from_dataset", "load", "names", "register"]
@@ -87,78 +69,6 @@ class Listed:
     present: bool | None = None  # None: the user's own
 
 
-@dataclass(frozen=True)
-class Form:
-    """One official form of a set: its folder, a file that shows it is there, and the archive it comes in."""
-
-    folder: str
-    shown_by: str  # a pattern
-    read: Callable[[Path], Parts]
-    archive: str | None = None
-
-    def lies_in(self, data_dir: Path) -> bool:
-        folder = data_dir / self.folder
-        return folder.is_dir() and bool(fnmatch.filter(os.listdir(folder), self.shown_by))
-
-    def archive_in(self, data_dir: Path) -> Path | None:
-        homes = {data_dir, (data_dir / self.folder).parent}
-        return next((home / self.archive for home in homes if self.archive and (home / self.archive).is_file()), None)
-
-
-@dataclass(frozen=True)
-class Official:
-    what: str
-    forms: tuple[Form, ...]
-    classes: int
-    size: int
-    channels: int
-    flip: bool = True
-    remote: str | None = None  # its key among the public addresses
-
-
-_IDX = "train-images?idx3-ubyte*"
-_OFFICIAL = {
-    "cifar10": Official(
-        "CIFAR-10, small photographs",
-        (
-            Form("cifar-10-batches-py", "data_batch_1", cifar.read_python10, "cifar-10-python.tar.gz"),
-            Form("cifar-10-batches-bin", "data_batch_1.bin", cifar.read_binary10, "cifar-10-binary.tar.gz"),
-        ),
-        10, 32, 3, remote="cifar10",
-    ),
-    "cifar100": Official(
-        "CIFAR-100, small photographs",
-        (
-            Form("cifar-100-python", "train", cifar.read_python100, "cifar-100-python.tar.gz"),
-            Form("cifar-100-binary", "train.bin", cifar.read_binary100, "cifar-100-binary.tar.gz"),
-        ),
-        100, 32, 3, remote="cifar100",
-    ),
-    "svhn": Official(
-        "SVHN, house numbers, cropped digits; without the extra images",
-        (Form("svhn", "train_32x32.mat", mat.read_svhn),), 10, 32, 3, flip=False, remote="svhn",
-    ),
-    "mnist": Official(
-        "MNIST, handwritten digits", (Form("mnist", _IDX, idx.read_mnist),), 10, 28, 1, flip=False, remote="mnist"
-    ),
-    "fashion-mnist": Official(
-        "Fashion-MNIST, pieces of clothing",
-        (Form("fashion-mnist", _IDX, idx.read_fashion_mnist),), 10, 28, 1, remote="fashion-mnist",
-    ),
-    "stl10": Official(
-        "STL-10, photographs, 100,000 of them without a label",
-        (Form("stl10_binary", "train_X.bin", stl10.read, "stl10_binary.tar.gz"),), 10, 96, 3, remote="stl10",
-    ),
-    "cinic10": Official(
-        "CINIC-10, CIFAR-10's classes with images from ImageNet",
-        (Form("CINIC-10", "train", folders.read_cinic10, "CINIC-10.tar.gz"),), 10, 32, 3, remote="cinic10",
-    ),
-    "tinyimagenet": Official(
-        "Tiny ImageNet, photographs",
-        (Form("tiny-imagenet-200", "wnids.txt", tinyimagenet.read, "tiny-imagenet-200.zip"),),
-        200, 64, 3, remote="tinyimagenet",
-    ),
-}  # fmt: skip
 _OWN = {
     "folder": "your images, one folder per class, or per site with one per class in it",
     "csv": "your images, listed with label, client and split",
@@ -199,14 +109,16 @@ def opened(
                 raise UserError(f"{name!r} names no path", f"write {kind}:PATH")
             settings = Settings(size, fit if size or fit == "crop" else "resize", channels)
             return _own(name, user_path(rest), settings, layout, skip_bad)
-        official, home = _official(name), _home(data_dir)
-        return Source(name, *_read(name, official, home, download), flip=official.flip)
+        known = official(name)
+        if known is None:
+            raise _unknown(name)
+        return Source(name, *known.read(name, _home(data_dir), download), flip=known.flip)
 
 
 def in_full(name: str) -> str:
     """`folder:photos` for `photos`, where that is a folder and no known set; likewise a .csv and an .npz."""
     kind = name.partition(":")[0]
-    if kind in (*_OWN, *_OFFICIAL, *_registered, "digits", "emnist", "medmnist") or name in _registered or not name or "\0" in name:
+    if kind in (*_OWN, *OFFICIAL, *_registered, "digits", "emnist", "medmnist") or name in _registered or not name or "\0" in name:
         return name
     path = user_path(name)
     if path.is_dir():
@@ -265,18 +177,18 @@ def names(data_dir: str | Path | None = None) -> list[Listed]:
     """Every name that `load` knows, and whether its files are there."""
     home = _home(data_dir)
     rows = [Listed("digits", "handwritten digits, part of scikit-learn", "embedded", 10, 8, 1, True)]
-    for name in _official_names():
-        official = _official(name)
-        where = " or ".join(_looked_for(official))
-        shape = (official.classes, official.size, official.channels)
-        rows.append(Listed(name, official.what, where, *shape, _present(official, home)))
+    for name in official_names():
+        known = official(name)
+        assert known is not None
+        shape = known.classes, known.size, known.channels
+        rows.append(Listed(name, known.what, " or ".join(known.looked_for()), *shape, known.present(home)))
     rows += [Listed(name, "registered from Python", "memory", present=True) for name in _registered]
     return rows + [Listed(f"{kind}:PATH", what, "PATH") for kind, what in _OWN.items()]
 
 
 def register(name: str, source: Source | Callable[[], Source]) -> None:
     """Makes a source, or a function that makes it, known to `load` under a name of its own."""
-    if name == "digits" or name in _official_names() or name.partition(":")[0] in _OWN:
+    if name == "digits" or name in official_names() or name.partition(":")[0] in _OWN:
         raise UserError(f"the name {name!r} is taken by a built-in data set", "register it under another one")
     _registered[name] = (lambda: source) if isinstance(source, Source) else source
 
@@ -316,19 +228,6 @@ def fit(
     return replace(source, train=part(source.train), test=part(source.test), decoded=decoded)
 
 
-def fitted(images: torch.Tensor, size: int | None, fit: str, channels: int | None, name: str) -> torch.Tensor:
-    """uint8 [N, C, H, W] as the keys of `image` want them."""
-    images = images if channels in (None, images.shape[1]) else _recoloured(images)
-    if size is None or tuple(images.shape[2:]) == (size, size):
-        return images
-    doing = f"bringing {len(images):,} images to {size}x{size}"
-    check_room(len(images) * images.shape[1] * size * size, doing, "give a smaller image.size, or less data")
-    with memory_told(doing):
-        if fit != "pad":
-            return torch.from_numpy(resized(images.numpy(), size, size, fit))
-        return _padded(images, size, name)
-
-
 def default_data_dir() -> Path:
     return user_path(os.environ.get("FALLOW_DATA") or "~/.cache/fallow")
 
@@ -348,24 +247,9 @@ def _read_errors_as_user_errors() -> Iterator[None]:
         raise UserError(f"{error.filename} cannot be read ({error.strerror or error})", "check the disk") from error
 
 
-def _official_names() -> list[str]:
-    return [*_OFFICIAL, *(f"emnist:{split}" for split in idx.EMNIST), *(f"medmnist:{s}" for s in medmnist.CLASSES)]
-
-
-def _official(name: str) -> Official:
-    kind, _, rest = name.partition(":")
-    if name in _OFFICIAL:
-        return _OFFICIAL[name]
-    if kind == "emnist":
-        return _emnist(rest)
-    if kind == "medmnist":
-        return _medmnist(rest)
-    raise _unknown(name)
-
-
 def _unknown(name: str) -> UserError:
     """Neither a set nor a path: the nearest names of either are told."""
-    known = ["digits", *_official_names(), *(f"{kind}:PATH" for kind in _OWN), *_registered]
+    known = ["digits", *official_names(), *(f"{kind}:PATH" for kind in _OWN), *_registered]
     path = user_path(name)
     with suppress(OSError):
         beside = [p for p in path.parent.iterdir() if p.is_dir() or p.suffix.lower() in (".csv", ".npz")]
@@ -379,88 +263,3 @@ def _unknown(name: str) -> UserError:
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return UserError(f"there is no data set {name!r}", f"did you mean {near[0]!r}?")
     return UserError(f"there is no data set, folder or file {name!r}", "give the path of your images, or one of the sets that `fallow list datasets` shows")
-
-
-def _emnist(split: str) -> Official:
-    if split not in idx.EMNIST:
-        remedy = suggest(split, idx.EMNIST) if split else f"write emnist:SPLIT, SPLIT one of {', '.join(idx.EMNIST)}"
-        raise UserError(f"EMNIST has no split {split!r}", remedy)
-    read = partial(idx.read_emnist, variant=split)
-    shown_by = f"emnist-{split}-train-images?idx3-ubyte*"
-    forms = (Form("emnist", shown_by, read), Form("emnist/gzip", shown_by, read, "gzip.zip"))
-    what = f"EMNIST, handwritten characters, split {split}"
-    return Official(what, forms, len(idx.EMNIST[split]), 28, 1, flip=False, remote="emnist")
-
-
-def _medmnist(name: str) -> Official:
-    if not name:
-        raise UserError(
-            "medmnist needs the name of a set", f"write medmnist:NAME, NAME one of {', '.join(medmnist.CLASSES)}"
-        )
-    medmnist.check(name)
-    base, size = medmnist.base(name), int(name.partition("_")[2] or 28)
-    remote = f"medmnist:{name}" if f"medmnist:{name}" in downloads.REMOTES else None
-    return Official(
-        f"MedMNIST, {base}",
-        (Form("medmnist", f"{name}.npz", partial(medmnist.read, name=name)),),
-        len(medmnist.CLASSES[base]), size, 3 if base in medmnist.COLOUR else 1, base not in medmnist.SIDED, remote,
-    )  # fmt: skip
-
-
-def _read(name: str, official: Official, home: Path, download: bool) -> Parts:
-    if download and official.remote and not _archive_or_folder(official, home):
-        downloads.fetch_set(official.remote, home)
-    for form in official.forms:
-        if form.lies_in(home):
-            return form.read(home / form.folder)
-    for form in official.forms:
-        if archive := form.archive_in(home):
-            return form.read(unpack(archive, home / form.folder))
-    raise _not_there(name, official, home)
-
-
-def _archive_or_folder(official: Official, home: Path) -> bool:
-    """True if nothing is to be fetched; of a set that comes in single files each is looked at on its own."""
-    if not any(form.archive for form in official.forms):
-        return False
-    return any(form.lies_in(home) or form.archive_in(home) for form in official.forms)
-
-
-def _present(official: Official, home: Path) -> bool:
-    try:
-        return any(form.lies_in(home) or form.archive_in(home) for form in official.forms)
-    except OSError:
-        return False
-
-
-def _looked_for(official: Official) -> list[str]:
-    found = [f"{form.folder}/{form.shown_by}".rstrip("*").replace("?", "-") for form in official.forms]
-    return found + [form.archive for form in official.forms if form.archive]
-
-
-def _not_there(name: str, official: Official, home: Path) -> UserError:
-    loose = [spelt for spelt in idx.spellings("train-images-idx3-ubyte") if (home / spelt).is_file()]
-    if loose and name in ("mnist", "fashion-mnist"):
-        return UserError(
-            f"{home / loose[0]} may be MNIST's or Fashion-MNIST's, whose files have the same names",
-            f"move the four files into {home / name}",
-        )
-    remedy = "run again with --download, or put it there" if official.remote else "put it there"
-    looked_for = ", ".join(_looked_for(official))
-    return UserError(f"{name} is not in {home} (looked for {looked_for})", f"{remedy}, or set data_dir or FALLOW_DATA")
-
-
-def _recoloured(images: torch.Tensor) -> torch.Tensor:
-    if images.shape[1] == 1:
-        return images.repeat(1, 3, 1, 1)
-    return torch.cat([ops.grey(part).to(torch.uint8) for part in images.split(4096)])  # the sums need four bytes a pixel
-
-
-def _padded(images: torch.Tensor, size: int, name: str) -> torch.Tensor:
-    height, width = images.shape[2:]
-    if size < max(height, width):
-        raise UserError(
-            f"{name} has {height}x{width} images, which padding cannot bring to {size}", "set image.fit=resize"
-        )
-    top, left = (size - height) // 2, (size - width) // 2
-    return F.pad(images, (left, size - width - left, top, size - height - top))

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fallow.data.normalisation import normalisation
 from fallow.data.readers import images
-from fallow.data.sources import fitted
+from fallow.data.sizes import fitted
 from fallow.errors import UserError
 from fallow.runs import Result
 

@@ -14,7 +14,7 @@ from fallow.data import given
 from fallow.data.readers.folders import image_files
 from fallow.data.readers.images import array_of, brought, is_image, upright
 from fallow.data.readers.opening import orientation
-from fallow.data.sources import fitted
+from fallow.data.sizes import fitted
 from fallow.errors import UserError
 from fallow.export.inputs import Inputs
 from fallow.export.predict import Predictor

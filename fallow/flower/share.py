@@ -26,6 +26,7 @@ from fallow.data.readers.common import UNKNOWN, ImageSet, check_labels, check_sa
 from fallow.data.readers.folders import UNLABELLED, plain_files, subfolders
 from fallow.data.readers.holdout import in_order
 from fallow.data.readers.images import Settings, is_image, unreadable
+from fallow.data.sizes import fitted
 from fallow.data.sources import Source
 from fallow.errors import UserError
 from fallow.flower.folder import Keys, settings
@@ -58,7 +59,7 @@ def read(path: Path, size: int | None = None, fit: str = "pad", channels: int | 
         return Share(torch.zeros(0, 1, 1, 1, dtype=torch.uint8), EMPTY, Holding(EMPTY, EMPTY), about=keys)
     where = path.parent / user_path(keys["data"])
     share = _arrays(where, keys) if where.suffix.lower() == ".npz" else _album(where, keys, size, fit, channels)
-    bring = lambda images: sources.fitted(images, size, fit, channels, str(where))  # type: ignore[arg-type]
+    bring = lambda images: fitted(images, size, fit, channels, str(where))  # type: ignore[arg-type]
     test = share.test and replace(share.test, images=bring(share.test.images))
     return replace(share, images=bring(share.images), test=test)
 
