@@ -31,7 +31,8 @@ class Tree:
     """A tree's run in a process of its own, a round at a time."""
 
     def __init__(self, tree: Path, setting: str, keys: dict[str, Any]):
-        environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
+        paths = [str(tree.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         words = [sys.executable, "-P", str(HERE), "--child", setting, json.dumps(keys)]  # -P: bench/queue.py is no stdlib module
         self.process = subprocess.Popen(words, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -414,7 +414,7 @@ def test_refusals(keys, word):
 
 
 def test_settings():
-    _, o, *_ = prepare(None, {"method": "fedrgd", "labels": "server", "reading": "paper"})
+    _, o, *_ = prepare(None, {"method": "fedrgd", "labels": "server", "reading": "paper", "defaults": "paper"})
     assert (o.group_assignment, o.lr, o.statistics, o.optimizer_state) == ("history", 0.146, "server", "reset")
     _, o, *_ = prepare(None, {"method": "fedrgd", "reading": "released", "epochs": 5})
     assert (o.group_split, o.first_round_extra_step, o.steps, o.epochs) == ("ceil-blocks", True, None, 5)

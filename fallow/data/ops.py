@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -261,10 +260,27 @@ def flip_crop(x: Tensor, flip: Tensor, top: Tensor, left: Tensor, pad: int, zero
     return moved.bitwise_and_((keep_rows[:, :, None] & keep_columns[:, None, :])[:, None])
 
 
+def _between(size: int, larger: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For each of `larger` lines the two of `size` it lies between, and the second one's share in 2 * larger parts."""
+    place = ((2 * torch.arange(larger, dtype=torch.int32, device=device) + 1) * size - larger).clamp_(min=0)
+    first = torch.div(place, 2 * larger, rounding_mode="floor")
+    return first.long(), (first + 1).clamp_(max=size - 1).long(), place - first * (2 * larger)
+
+
+def _larger(x: Tensor, height: int, width: int) -> Tensor:
+    """Images made larger, bilinearly, in whole numbers: every device gives the same pixels."""
+    above, below, down = _between(x.shape[2], height, x.device)
+    before, after, across = _between(x.shape[3], width, x.device)
+    wide, down = x.to(torch.int32), down[:, None]
+    wide = wide[..., before] * (2 * width - across) + wide[..., after] * across
+    wide = wide[:, :, above] * (2 * height - down) + wide[:, :, below] * down
+    return wide.add_(2 * height * width).div_(4 * height * width, rounding_mode="floor").to(torch.uint8)
+
+
 def resize_crop(x: Tensor, flip: Tensor, top: Tensor, left: Tensor, more: int) -> Tensor:
     """Images made larger by `more` pixels, bilinearly (Pillow's differs by 1 at most), mirrored where `flip` is 1, cut at (top, left)."""
     batch, channels, height, width = x.shape
-    large = F.interpolate(x.float(), size=(height + more, width + more), mode="bilinear", align_corners=False).round_().to(torch.uint8)
+    large = _larger(x, height + more, width + more)
     rows, columns = top[:, None] + torch.arange(height, device=x.device), left[:, None] + torch.arange(width, device=x.device)
     columns = columns + flip[:, None] * (width + more - 1 - 2 * columns)
     source = (rows[:, :, None] * (width + more) + columns[:, None, :]).view(batch, 1, -1)
