@@ -12,7 +12,7 @@ import torch
 
 
 def machine(device: str | None = None) -> dict[str, Any]:
-    from fallow.runs import commit  # not at the top: bench.peers also runs where only a peer is installed
+    from fallow.runs.at_work import commit  # not at the top: bench.peers also runs where only a peer is installed
 
     on_cuda = torch.cuda.is_available() if device is None else device.startswith("cuda")
     return {

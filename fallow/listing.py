@@ -122,8 +122,8 @@ LONGEST = 24  # runs that are listed one by one
 
 def run_rows(paths: list[str], scores: Sequence[str] = ()) -> tuple[Rows, list[str]]:
     """Runs side by side: what they are, where they ended, and scores by name; and a sentence for each that cannot be read."""
-    from fallow.report.reading import found
     from fallow.runs import load_result
+    from fallow.runs.finding import found
 
     body: Rows = []
     told: list[list[str]] = []

@@ -61,6 +61,11 @@ def printable(text: str, control: dict[int, str] = CONTROL) -> str:
     return text.translate(control)
 
 
+def warn(sentence: str) -> None:
+    """One line on stderr beside what a command does."""
+    print(f"warning: {printable(sentence)}", file=sys.stderr)
+
+
 def _takes_everything(file: Any) -> None:
     """What the file's encoding lacks (half a surrogate pair, of a name that is no UTF-8) is written out, too."""
     if isinstance(file, io.TextIOWrapper) and file.errors in ("strict", "surrogateescape"):

@@ -16,8 +16,9 @@ from scipy import stats
 
 from fallow.config import dump
 from fallow.errors import UserError
-from fallow.report import paired, reading, series, written
+from fallow.report import paired, payload, series, written
 from fallow.report.comparison import Comparison, Entry, compared
+from fallow.runs import finding
 from fallow.runs.settings import resolve
 
 LABELS = {"data": "digits", "label_count": 100, "clients": 5}
@@ -169,7 +170,7 @@ def test_steps_that_are_fitted_to_each_split_make_no_rows(tmp_path: Path) -> Non
     assert c.rows == ["FixMatch", "FedAvg"] and c.cells[0, 0].n == 3 and c.cells[0, 0].mean == pytest.approx(51)
     assert "The seeds of a cell differ in steps (24, 25), fitted to the split of each." in c.notes
     assert [len(group.runs) for group in series.groups([tmp_path])] == [3, 1]
-    page = reading.payload(reading.found([tmp_path]))
+    page = payload.payload(finding.found([tmp_path]))
     assert len(page["groups"]) == 2 and [one["group"] for one in page["runs"]] == [0, 0, 0, 1]
     run(tmp_path / "c", 0.6, 0, method="fixmatch", steps=60, partition="dirichlet-capped:0.3")
     assert len(compared([tmp_path]).rows) > 2
@@ -205,7 +206,7 @@ def test_report_and_figure_take_means_over_the_same_runs(place: Path) -> None:
     assert [len(group.runs) for group in groups] == [3] and series.curve(groups[0], "accuracy").mean[-1] == pytest.approx(0.52)
     assert [text.partition(":")[0] for text in told] == ["Left out", "Left out, not finished", "The same settings and seed again count once"]
     assert [len(group.runs) for group in series.groups([alone])] == [1]  # where none is finished, what there is
-    page = reading.payload(reading.found([place]))
+    page = payload.payload(finding.found([place]))
     aside = {Path(one["path"]).name for one in page["runs"] if one["aside"]}
     assert aside == {"seed-0", "cut"} and sum(one["aside"] for one in page["runs"]) == 2  # a method's only run is shown
     assert "again" in page["notes"][-1] and str(bad) in page["notes"][0]
@@ -214,7 +215,7 @@ def test_report_and_figure_take_means_over_the_same_runs(place: Path) -> None:
 def test_the_page_watched_shows_what_goes_on(place: Path) -> None:
     (run(place / "going", 0.1, 5, method="fedavg", label_count=40) / "summary.json").unlink()
     for live in (False, True):
-        page = reading.payload(reading.found([place]), live=live)
+        page = payload.payload(finding.found([place]), live=live)
         assert [Path(one["path"]).name for one in page["runs"] if one["aside"]] == ([] if live else ["going"])
 
 

@@ -32,7 +32,7 @@ from fallow.flower.parcel import Parcel
 from fallow.flower.records import Records
 from fallow.flower.terms import Terms
 from fallow.methods.state import State
-from fallow.report.reading import payload
+from fallow.report.payload import payload
 from fallow.runs import Run
 from fallow.runs.nodes import nodes
 

@@ -32,7 +32,8 @@ from fallow.data.sources import fit, from_dataset, load
 from fallow.errors import UserError
 from fallow.export.predict import predict
 from fallow.paths import open_plain, shown, user_path
-from fallow.report import reading, watch
+from fallow.report import watch
+from fallow.runs import finding
 from fallow.trees import parse_pairs, read_yaml
 from fallow.yamls import safe_yaml
 
@@ -491,7 +492,7 @@ def test_paths_that_are_none(text, words):
     with pytest.raises(UserError, match=words):
         load("mnist", text)
     with pytest.raises(UserError, match=words):
-        reading.found([text])
+        finding.found([text])
 
 
 def test_paths(monkeypatch):

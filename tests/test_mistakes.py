@@ -278,12 +278,12 @@ def test_a_full_disk(what: str, fallow_cli: Any, tmp_path: Path, monkeypatch: py
             return Full(file) if third else file
         return file
 
-    from fallow.runs import folder
+    from fallow.runs import metrics
 
     words = [w for w in WORDS if not w.startswith("rounds")] + ["rounds=4", "optimizer_state=keep", "--name", "run"]
     with monkeypatch.context() as patch:
         patch.setattr(disk, "open", opened, raising=False)
-        patch.setattr(folder, "open", opened, raising=False)
+        patch.setattr(metrics, "open", opened, raising=False)
         told = fallow_cli("run", *words)
     assert told.sentence.startswith("the disk is full (writing runs/run/") and told.sentence.endswith(FULL)
     committed = 4 if what in ("model", "summary") else 2

@@ -18,8 +18,9 @@ from conftest import TINY
 
 import fallow
 from fallow.data.holdings import ClassCounts, Federation, Holding
-from fallow.report import page, reading
+from fallow.report import naming, page, payload, reading
 from fallow.report.watch import Watch
+from fallow.runs import finding
 from fallow.runs.folder import RunFolder
 from fallow.tables.cells import places
 from fallow.tables.grids import Grids
@@ -55,8 +56,8 @@ def test_folders_stand_for_the_runs_below_them(made: Path, tmp_path: Path) -> No
     one, two = (fabricated(tmp_path / "all" / name, []) for name in ("b", "a/seed-0"))
     (tmp_path / "all" / "notes").mkdir()
     fabricated(one / "keep" / "inside", [])
-    assert reading.found([tmp_path / "all"]) == [two, one]
-    assert reading.found([one, tmp_path / "all", one]) == [one, two]
+    assert finding.found([tmp_path / "all"]) == [two, one]
+    assert finding.found([one, tmp_path / "all", one]) == [one, two]
 
 
 @pytest.mark.parametrize("what", ["nothing", "file.txt", "empty"])
@@ -94,7 +95,7 @@ def test_runs_that_differ_only_in_seed_are_one_group(tmp_path: Path) -> None:
     fabricated(tmp_path / "b", [row(1)], **keys | {"seed": 1, "device": "cuda"})
     fabricated(tmp_path / "c", [row(1)], **keys | {"threshold": 0.5})
     fabricated(tmp_path / "d", [row(1)], method="./mine.py:Mine")
-    data = reading.payload(reading.found([tmp_path]))
+    data = payload.payload(finding.found([tmp_path]))
     assert [g["name"] for g in data["groups"]] == ["fixmatch threshold=0.9", "fixmatch threshold=0.5", "Mine"]
     assert [r["group"] for r in data["runs"]] == [0, 0, 1, 2]
 
@@ -106,7 +107,7 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
         row(3, None, R=float("inf")),
         row(4, 0.5, note="text", beta=[1.0]),
     ]
-    run = reading.payload([fabricated(tmp_path / "run", rows)])["runs"][0]
+    run = payload.payload([fabricated(tmp_path / "run", rows)])["runs"][0]
     assert (run["last"], run["best"], run["best_round"], run["done"], run["seconds"]) == (0.5, 0.75, 2, 4, 8.0)
     assert run["columns"] == {
         "round": [1, 2, 3, 4], "accuracy": [0.25, 0.75, None, 0.5], "seconds.clients": [1.0] * 4, "seconds.round": [2.0] * 4,
@@ -116,7 +117,7 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
 
 
 def test_long_runs_are_thinned_alike() -> None:
-    kept = [[r["round"] for r in reading.thinned([{"round": i + 1} for i in range(n)], 100)] for n in (100, 250, 251)]
+    kept = [[r["round"] for r in payload.thinned([{"round": i + 1} for i in range(n)], 100)] for n in (100, 250, 251)]
     assert kept[0] == list(range(1, 101))
     assert kept[1] == [*range(3, 250, 3), 250] and kept[2] == [*range(3, 251, 3), 251]
 
@@ -133,7 +134,7 @@ def test_status_is_that_of_the_last_round(tmp_path: Path) -> None:
 def test_nothing_in_a_name_leaves_its_place(tmp_path: Path) -> None:
     evil = "x</script><script>alert(1)</script><!--&"
     path = fabricated(tmp_path / "run", [row(1)], data=evil, method=f"{evil}.py:{{{{script}}}}<b>")
-    text = page.page(reading.payload([path]))
+    text = page.page(payload.payload([path]))
     assert "alert(1)</script>" not in text and "<b>" not in text.split("<body>")[1].split("<script")[0]
     assert embedded(text)["groups"][0]["config"]["data"] == evil
     assert text.count("<script") == 3
@@ -151,7 +152,7 @@ def test_runs_of_a_table_stand_beside_its_figures(tmp_path: Path) -> None:
     semifl = "data=cifar10", "setting=labels=4000 iid"
     paths = [of_cell(tmp_path / str(seed), "semifl", *semifl, seed=seed) for seed in (0, 1)]
     feddure = of_cell(tmp_path / "f", "feddure", "data=cifar10", "setting=iid,iid", eval_every=10)
-    data = reading.payload([*paths, feddure])
+    data = payload.payload([*paths, feddure])
     assert [g["name"] for g in data["groups"]] == ["SemiFL", "FedDure"]
     figures = [(p["paper"], p["table"], p["setting"], p["mean"], p["statistic"], p["other"]) for r in data["runs"] for p in r["published"]]
     assert figures.count(("semifl", "1", "labels=4000 iid", 93.1, "best", "")) == 2
@@ -163,9 +164,9 @@ def test_where_a_run_lies_says_of_which_cell_it_is(tmp_path: Path) -> None:
     changed = {"batch": 3, "rounds": 2}
     paths = (tmp_path / "feddure" / "table1" / "cifar10-iid-iid" / "seed-0", tmp_path / "elsewhere")
     inside, outside = (of_cell(p, "feddure", "data=cifar10", "setting=iid,iid", **changed) for p in paths)
-    found = reading.payload([inside])["runs"][0]["published"]
+    found = payload.payload([inside])["runs"][0]["published"]
     assert [(p["mean"], p["other"]) for p in found] == [(67.69, "rounds=2, batch=3")]
-    assert reading.payload([outside])["runs"][0]["published"] == []
+    assert payload.payload([outside])["runs"][0]["published"] == []
 
 
 # -- the federation ----------------------------------------------------------------------------------------------------
@@ -184,7 +185,7 @@ def test_everyones_classes_are_stored(tmp_path: Path) -> None:
 
 
 def test_a_run_stores_its_classes(made: Path) -> None:
-    told = reading.federation(made)
+    told = payload.federation(made)
     assert told is not None and told["classes"] == [str(k) for k in range(10)] and len(told["clients"]) == 4
     assert told["totals"] == {"labelled": 40, "unlabelled": 200} and np.sum(told["labelled"]) == 40
     assert np.sum(told["labelled"], 0).tolist() == [4] * 10  # balanced over classes
@@ -250,6 +251,6 @@ def test_runs_of_a_papers_cell_are_named_by_it() -> None:
     results = Path(__file__).parents[1] / "results"
     paths = [results / "feddure/table1/cifar10-iid-iid/seed-0", results / "readings/reset/fedrgd/table2/cifar10-labels-at-client-iid/seed-0"]
     configs = [read_yaml(p / "config.yaml") for p in paths]
-    assert reading.named(configs, [places(c, p) for c, p in zip(configs, paths)]) == ["FedDure", "FedRGD (varied)"]
+    assert naming.named(configs, [places(c, p) for c, p in zip(configs, paths)]) == ["FedDure", "FedRGD (varied)"]
     configs[1]["data"] = "digits"
-    assert reading.named(configs, [places(c, p) for c, p in zip(configs, paths)])[1].startswith("fedrgd digits")
+    assert naming.named(configs, [places(c, p) for c, p in zip(configs, paths)])[1].startswith("fedrgd digits")

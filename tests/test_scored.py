@@ -10,7 +10,7 @@ import pytest
 from conftest import TINY
 
 import fallow
-from fallow.report import page, reading, scored
+from fallow.report import page, payload, scored
 
 TEST = {
     "samples": 4, "accuracy": 0.75, "balanced_accuracy": 0.8, "macro_f1": 0.7, "auroc": None, "calibration_error": 0.1234567,
@@ -67,15 +67,15 @@ def test_a_run_on_the_page(tmp_path: Path) -> None:
     """Accuracy by class stands in the last round where the key `measure` has none; a run that goes on has no scores."""
     keys = TINY | {"method": "fedavg", "validation": 0.2}
     run = fallow.run(out=tmp_path, **keys)
-    shown = reading.payload([run.path])["runs"][0]
+    shown = payload.payload([run.path])["runs"][0]
     test = run.summary["scores"]["test"]
     assert shown["scores"]["test"]["confusion"] == test["confusion"] and shown["scores"]["sites"]["of"] == "validation"
     assert shown["vectors"]["class_accuracy"]["round"] == [2]
     assert shown["vectors"]["class_accuracy"]["values"][0] == pytest.approx(test["class_accuracy"], rel=1e-5)
     assert shown["scores"]["best"]["round"] == run.summary["validation"]["best_round"]
-    json.dumps(page.page(reading.payload([run.path])))
+    json.dumps(page.page(payload.payload([run.path])))
     measured = fallow.run(out=tmp_path, measure=["classes"], **keys)
-    assert reading.payload([measured.path])["runs"][0]["vectors"]["class_accuracy"]["round"] == [1, 2]
+    assert payload.payload([measured.path])["runs"][0]["vectors"]["class_accuracy"]["round"] == [1, 2]
     (run.path / "summary.json").unlink()
-    going = reading.payload([run.path])["runs"][0]
+    going = payload.payload([run.path])["runs"][0]
     assert going["scores"] == {} and "class_accuracy" not in going["vectors"]

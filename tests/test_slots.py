@@ -15,7 +15,7 @@ from conftest import same
 from test_methods import METHODS, reference, settings
 
 import fallow
-from fallow import machine, runs
+from fallow import machine
 from fallow.engine import round as round_module
 from fallow.engine import slots as module
 from fallow.engine.feed import Step
@@ -28,6 +28,7 @@ from fallow.engine.slots import CapturedSlot, Graph, Slots, steps_before_next_pa
 from fallow.errors import UserError
 from fallow.machine import device_of
 from fallow.methods import find
+from fallow.runs import at_work
 
 GIB = 2**30
 OUT_OF_MEMORY = (
@@ -90,7 +91,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
         return device.executors[-1]
 
     monkeypatch.setattr(CapturedSlot, "_captured", captured)
-    monkeypatch.setattr(runs, "Eager", executor)
+    monkeypatch.setattr(at_work, "Eager", executor)
     return device
 
 

@@ -11,7 +11,7 @@ import pytest
 from browser import Browser
 from test_page import embedded, fabricated, row
 
-from fallow.report import page, reading
+from fallow.report import page, payload
 from fallow.report.watch import Watch
 from fallow.runs.warned import FILE
 
@@ -36,7 +36,7 @@ def test_the_pages_data_have_them(runs: Path, tmp_path: Path) -> None:
 
 def test_while_a_run_goes_on_its_file_is_asked(tmp_path: Path) -> None:
     path = fabricated(tmp_path / "run", [row(1)])
-    assert reading.payload([path])["runs"][0]["warnings"] == []
+    assert payload.payload([path])["runs"][0]["warnings"] == []
     with Watch([path]) as watch:
         before = watch.state()
         (path / FILE).write_text(json.dumps([STUCK]))

@@ -12,8 +12,9 @@ from fallow.export import formats
 from fallow.export.card import card
 from fallow.export.inputs import FromPixels, Inputs, by_batch
 from fallow.runs import Result, load_result
-from fallow.runs.folder import RunFolder, laid_out
+from fallow.runs.folder import RunFolder
 from fallow.runs.manifest import seal
+from fallow.runs.metrics import laid_out
 
 FORMATS = ("safetensors", "torch-export", "onnx")
 FILES = {"safetensors": "model.safetensors", "torch-export": "model.pt2", "onnx": "model.onnx"}

@@ -17,8 +17,9 @@ from fallow.errors import UserError, suggest
 from fallow.keys.section import Keys
 from fallow.measure.told import of_summary
 from fallow.methods import REGISTERED, find
+from fallow.report.naming import method_name, shortened, typed
 from fallow.report.paired import LEAST, WORDS, Difference, difference
-from fallow.report.reading import OF_SPLIT, Run, completed, families, finite, gathered, method_name, shortened, typed
+from fallow.report.reading import OF_SPLIT, Run, completed, families, finite, gathered
 from fallow.runs.settings import UNHASHED
 from fallow.tables.lines import with_std
 

@@ -16,7 +16,7 @@ from fallow.errors import UserError, suggest
 from fallow.report import series
 from fallow.report.partition import partition
 from fallow.report.series import Curve, Group
-from fallow.runs.folder import warn
+from fallow.said import warn
 
 COLUMN = 3.5  # inches, a column of a two-column page
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito, told apart by all

@@ -16,8 +16,9 @@ from typing import Any
 
 from fallow import __version__, disk, targets
 from fallow.paths import user_path
-from fallow.report import reading
-from fallow.runs.folder import warn
+from fallow.report import payload
+from fallow.runs import finding
+from fallow.said import warn
 
 SCRIPTS = ("base.js", "runs.js", "lines.js", "pictures.js", "sections.js", "warnings.js", "tables.js", "curves.js", "classes.js", "scores.js", "nodes.js", "start.js")
 
@@ -25,8 +26,8 @@ SCRIPTS = ("base.js", "runs.js", "lines.js", "pictures.js", "sections.js", "warn
 def write(paths: Sequence[str | Path], out: str | Path, force: bool = False) -> tuple[Path, int]:
     """Writes the page about these runs; where it lies, and of how many runs it is."""
     out = targets.file(user_path(out), "report", force)
-    runs = reading.found(paths)
-    data = reading.payload(runs)
+    runs = finding.found(paths)
+    data = payload.payload(runs)
     for sentence in data["left_out"]:
         warn(sentence)
     text = page(data | {"made": date.today().isoformat()})

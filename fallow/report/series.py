@@ -10,7 +10,8 @@ import numpy as np
 
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
-from fallow.report.reading import Run, counting, families, named, readable
+from fallow.report.naming import named
+from fallow.report.reading import Run, counting, families, readable
 from fallow.tables.cells import places
 
 Floats = np.ndarray

@@ -17,10 +17,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from fallow.errors import UserError
-from fallow.report import reading
+from fallow.report import payload
 from fallow.report.page import page
-from fallow.runs import warned
-from fallow.runs.folder import warn
+from fallow.runs import finding, warned
+from fallow.said import warn
 
 LOOPBACK = "127.0.0.1"
 CONNECTIONS, SECONDS = 64, 10.0  # at a time; for a request to come
@@ -62,12 +62,12 @@ class Watch:
 
     def state(self) -> str:
         """Changes whenever one of the files does, or a run appears."""
-        marks = [_mark(run / name) for run in reading.found(self.paths) for name in FILES]
+        marks = [_mark(run / name) for run in finding.found(self.paths) for name in FILES]
         return hashlib.sha256(" ".join(marks).encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
     def data(self) -> dict[str, Any]:
         state = self.state()  # taken first: what is written meanwhile is news the next time
-        return reading.payload(reading.found(self.paths), live=True) | {"live": True, "state": state}
+        return payload.payload(finding.found(self.paths), live=True) | {"live": True, "state": state}
 
 
 def _mark(file: Path) -> str:

@@ -2,77 +2,38 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fallow import config as configuration
 from fallow import disk
 from fallow.config import Config
-from fallow.data.federate import Federation, Spec, federate, labels_sha256
+from fallow.data.federate import Federation, labels_sha256
 from fallow.data.given import source_of
-from fallow.data.sharing import federate_with_shared
 from fallow.data.sources import Source
-from fallow.data.validation import hold_out
 from fallow.engine import ranks
-from fallow.engine.clients import Clients, Executor
-from fallow.engine.debug import Debug
-from fallow.engine.eager import Eager
-from fallow.engine.evaluating import best_round, in_full
-from fallow.engine.hooks import watched
+from fallow.engine.clients import Executor
 from fallow.engine.inspecting import inspect
-from fallow.engine.keep import Keep
-from fallow.engine.kit import Declared, Kit
-from fallow.engine.ranks import RankLost, Ranks
-from fallow.engine.round import Federated
-from fallow.engine.simulation import Simulation
-from fallow.engine.slots import Slots
+from fallow.engine.kit import Kit
 from fallow.errors import UserError
 from fallow.methods import find
-from fallow.methods.base import Method
-from fallow.recipes.reading import recipe
-from fallow.runs import automatic, longer
+from fallow.runs import longer
 from fallow.runs import origin as origins
-from fallow.runs.data import Reading, completed, load_source, named, opened_source, sized
+from fallow.runs.at_work import Run, executor_for, simulation_of
+from fallow.runs.data import Reading, load_source, opened_source
+from fallow.runs.finding import run_path
 from fallow.runs.folder import RunFolder
-from fallow.runs.interrupts import Interrupts, Stopped
 from fallow.runs.manifest import RESTORE
 from fallow.runs.nodes import ORDER
 from fallow.runs.onlookers import watching
 from fallow.runs.origin import Origin
+from fallow.runs.preparing import RecipeName, Watcher, make_federation, prepare
 from fallow.runs.result import Result
-from fallow.runs.settings import EDITABLE, are_fitted, config_hash, resolve, stated, stored
+from fallow.runs.settings import EDITABLE, config_hash, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
-from fallow.runs.warned import Health, facts
-
-RecipeName = str | Mapping[str, Any] | None  # or a recipe's keys themselves
-FEDERATION = {"data", *Spec.__dataclass_fields__} - {"seed"}
-Seam = Callable[[Simulation, Executor, Keep], Clients]
-Watcher = Callable[[str, Any], None]  # called with ("start", run), ("round", row), ("warning", finding), ("end", summary)
-
-
-def executor_for(simulation: Simulation, compared: dict[str, Any] | None = None) -> Executor:
-    """Slots with captured steps on CUDA, threads on CPU; `capture=false` is the plain reference on either.
-
-    Where torchrun started several processes, rank 0 shares the work with the others; they have what is `compared`.
-    """
-    kit, rank = simulation.kit, ranks.number()
-    captured = kit.device.type == "cuda" and kit.options.capture
-    own: Executor = (Debug if kit.debug else Slots if captured else Eager)(simulation)
-    if rank or ranks.count() == 1:
-        return own
-    federation = {name: torch.tensor(array) for name, array in simulation.federation.arrays().items()}
-    compared = compared or origins.for_ranks(kit.options, simulation.source)
-    begin = {"options": kit.options.model_dump(mode="json"), "federation": federation, "origin": compared}
-    return Ranks(simulation, own, begin)
 
 
 def _together(lead: Callable[[], Result], source: Source | None) -> Result:
@@ -101,189 +62,13 @@ def _built(begin: dict[str, Any], source: Source | None) -> tuple[Kit, Executor]
     source = load_source(options, source)
     origins.check_rank_data(source, begin["origin"])
     federation = Federation.of({name: tensor.numpy() for name, tensor in begin["federation"].items()})
-    simulation = _simulation(options, method, source, federation)
+    simulation = simulation_of(options, method, source, federation)
     return simulation.kit, executor_for(simulation)
-
-
-def _simulation(options: Config, method: type[Method], source: Source, federation: Federation) -> Simulation:
-    kind = method.algorithm(options)
-    kind = watched(kind) if options.backend == "debug" else kind
-    return Simulation(options, kind(options, len(source.classes)), source, federation)
-
-
-class Run:
-    """A run at work in its folder."""
-
-    def __init__(
-        self, folder: RunFolder, method: type[Method], options: Config, source: Source, federation: Federation, origin: Origin | None = None,
-        away: Seam | None = None,
-    ):  # fmt: skip
-        """`away` makes the seam to clients who are elsewhere; without it they are simulated here."""
-        self.folder, self.options, self.source, self.federation = folder, options, source, federation
-        found = origins.located(options, Path(origin.started_in)) if origin else options
-        self.simulation = _simulation(found, method, source, federation)
-        self.kit = self.simulation.kit
-        self.layouts = self.kit.layouts()
-        keep = Keep(folder.kept, options.keep_memory * 2**30, self.layouts, self.kit.device)
-        executor = executor_for(self.simulation)
-        self.federated = Federated(self.simulation, executor, keep, away(self.simulation, executor, keep) if away else None)
-        self.done = 0
-        self.health = Health(folder.path, facts(self.simulation), [])
-
-    def restore(self) -> None:
-        found = self.folder.restore(self.layouts, self.kit.device)
-        if found is not None:
-            origins.check_model(self.federated.server.entries.get("model"), found.entries.get("model"), self.folder.path)
-            self.done, self.federated.server.entries = found.round, found.entries
-            self.federated.validation.best = found.best
-            self.federated.keep.restore(found.keep, found.records, self.folder.needed())
-
-    def go(self, stop_after: int | None = None, watch: Watcher | None = None) -> Result:
-        """Rounds until the end, or until `stop_after` (from 1); commits as it goes."""
-        o, watch = self.options, watch or (lambda *_: None)
-        stop = min(stop_after or o.rounds, o.rounds)
-        self.health = Health(self.folder.path, self.health.facts, self.folder.rows())
-        watch("start", self)
-        committed, whole = self.done, True
-        terminated = RankLost("another rank has ended, or the run was told to stop") if ranks.count() > 1 else None
-        with Interrupts(terminated) as interrupts:
-            self.federated.finishing = interrupts.hold
-            try:
-                while self.done < stop:
-                    started = time.perf_counter()
-                    row = self.federated.round(self.done)
-                    row["seconds"]["round"] = round(time.perf_counter() - started, 4)
-                    whole = False  # until its row is written, the state is a round ahead of the metrics
-                    self.folder.append(row)
-                    self.done, whole = self.done + 1, True
-                    if self.done % o.checkpoint_every == 0 or self.done == stop:
-                        self.commit()
-                        committed = self.done
-                    watch("round", row)
-                    for finding in self.health.take(row):
-                        watch("warning", finding)
-                    interrupts.release()  # a sentence that is cut in two would swallow those after it
-            except BaseException as end:
-                interrupts.hold()
-                expected = isinstance(end, KeyboardInterrupt | Stopped | RankLost)
-                with nullcontext() if expected else suppress(UserError, RuntimeError):  # the disk or memory may be what failed
-                    if committed < self.done and whole and self.federated.whole:
-                        self.commit()
-                    self._conclude("interrupted" if expected else "failed")
-                if isinstance(end, RankLost):
-                    kept = f"the rounds up to {self.done} are kept, go on with `fallow resume {self.folder.path}`, with torchrun or without"
-                    raise UserError(f"{end.cause} (in round {self.done + 1})", kept) from None
-                raise
-        summary = self._conclude("finished" if self.done == o.rounds else "stopped")
-        watch("end", summary)
-        return Result(self.folder.path)
-
-    def commit(self) -> None:
-        keep = self.federated.keep
-        index = keep.commit()
-        best = self.federated.validation.best
-        self.folder.commit(self.done, self.federated.server.entries, index, self.layouts, keep.digests(), best)
-        keep.clean(*self.folder.needed())
-
-    def _conclude(self, status: str) -> dict[str, Any]:
-        rows, o = self.folder.rows(), self.options
-        scores = [(r["accuracy"], r["round"]) for r in rows if r["accuracy"] is not None]
-        best = max(scores, key=lambda s: (s[0], -s[1]), default=(None, None))
-        seconds = sum(r["seconds"]["round"] for r in rows)
-        tail = [s for s, _ in scores[-10:]]
-        validated = self.folder.write_best(self.federated.validation.best)
-        summary = {
-            "status": status,
-            "last": scores[-1][0] if scores else None,
-            "best": best[0],
-            "best_round": best[1],
-            "mean_last_10": sum(tail) / len(tail) if tail else None,
-            "scores": in_full(self.federated) if self.done and status in ("finished", "stopped") else None,
-            **({"validation": best_round(validated, rows)} if validated else {}),
-            "rounds": self.done,
-            "seconds": round(seconds, 3),
-            "seconds_per_round": round(seconds / max(1, len(rows)), 4),
-            "seed": o.seed,
-            "method": o.method,
-            "data": o.data,
-            "classes": self.kit.classes,
-            "channels": self.source.channels,
-            "size": self.source.size,
-            "class_names": list(self.source.classes),
-            "decoded": list(self.source.decoded or self.source.train.images.shape[1:]),
-            "skipped": self.source.skipped,
-            "fingerprint": self.federation.fingerprint,
-            "config_hash": config_hash(o),
-            "device": _device_name(self.kit.device),
-            "versions": {"fallow": _version(), "torch": torch.__version__, "python": platform.python_version()},
-            "commit": commit(),
-            "warnings": self.health.end(rows),
-        }
-        if self.done:
-            self.folder.write_model(self.federated.model())
-        self.folder.write_summary(summary)
-        self.folder.write_manifest()
-        return summary
-
-
-def make_federation(options: Config, source: Source) -> Federation:
-    spec = Spec(**{f: getattr(options, f) for f in Spec.__dataclass_fields__} | {"seed": options.seed_of("split")})
-    labels = source.train.labels.numpy()
-    data = labels, len(source.classes), spec
-    if beta := getattr(options, "share_beta", 0.0):
-        federation = federate_with_shared(*data, beta, getattr(options, "share_alpha", 1.0), source.train.clients)
-    else:
-        federation = federate(*data, source.train.clients)
-    return hold_out(federation, labels, options.validation, spec.seed) if options.validation else federation
 
 
 def _save(federation: Federation, path: Path, source: Source) -> None:
     with disk.errors_as_user_errors(path):
         federation.save(path, source.train.labels.numpy(), source.classes)
-
-
-def base_of(recipe_name: RecipeName, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a recipe; without one, and without a word on data and federation, those of the newcomer's run."""
-    if isinstance(recipe_name, Mapping):
-        return dict(recipe_name)
-    plain = recipe_name is None and not FEDERATION & set(given)
-    return recipe(recipe_name or "default") if recipe_name or plain else {}
-
-
-def prepare(
-    recipe_name: RecipeName, given: dict[str, Any], source: Source | None = None, download: bool = False, trust: bool = False,
-    watch: Watcher | None = None,
-) -> tuple[type[Method], Config, Source, Federation]:  # fmt: skip
-    """Settings, data and federation of a run, complete, without running it; images are decoded when all else has been checked."""
-    given = dict(given)
-    if isinstance(given.get("data"), Source):
-        source = given.pop("data")
-    if source is not None:
-        given.setdefault("data", source.name)
-    base = base_of(recipe_name, given)
-    fit = are_fitted(base, given)
-    method, options = resolve(base, given, trust)
-    options = options if source else named(options)
-    options, told = sized(options, download) if fit and source is None else (options, [])
-    opened = opened_source(options, source, download)
-    complete, federation = _settled(method, options, fit, opened)
-    reading = Reading(watch, complete, opened, told)
-    if opened.later is None:
-        return method, complete, opened, federation
-    Kit(complete, method(complete, len(opened.classes)), Declared.of(complete, opened, federation)).initial()  # complains now, not after the decoding
-    source = reading.whole(options)
-    complete, federation = _settled(method, options, fit, source)
-    return method, complete, source, federation
-
-
-def _settled(method: type[Method], options: Config, fit: bool, source: Source) -> tuple[Config, Federation]:
-    """The settings with what the data says, and the federation that they make."""
-    said = automatic.given(options)
-    options = completed(method, options, source)
-    federation = make_federation(options, source)
-    if fit:
-        options = automatic.fitted(method, options, said, source, federation)
-    return options, federation
 
 
 def run(
@@ -377,7 +162,7 @@ def resume(
 def _resume(
     path: Path, rounds: int | None, stop_after: int | None, source: Source | None, watch: Watcher | None, trust: bool, anyway: bool
 ) -> Result:
-    folder = RunFolder.existing(_found(path))
+    folder = RunFolder.existing(run_path(path))
     if (folder.path / ORDER).exists():
         raise UserError(f"the run {folder.path} has its clients on nodes", f"go on with `fallow federation run DIR --resume {folder.path.name}`")
     if rounds is not None and (sentence := longer.prolonged(folder, rounds)) and watch:
@@ -461,29 +246,4 @@ def load_result(path: str | Path, trust: bool = False) -> Result:
 
     `trust=True` lets a model run whose code this user has never named himself.
     """
-    return Result(RunFolder.existing(_found(Path(path))).path, trust)
-
-
-def _found(path: Path) -> Path:
-    return path if path.exists() or len(path.parts) > 1 or not (Path("runs") / path).exists() else Path("runs") / path
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def _version() -> str:
-    from fallow import __version__
-
-    return __version__
-
-
-def commit() -> str | None:
-    """The code's commit; a copy without its repository is told by FALLOW_COMMIT."""
-    root, told = Path(__file__).resolve().parents[2], os.environ.get("FALLOW_COMMIT")
-    if told or not (root / ".git").exists():
-        return told
-    try:
-        return subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, timeout=10).stdout.strip() or None
-    except OSError:
-        return None
+    return Result(RunFolder.existing(run_path(Path(path))).path, trust)

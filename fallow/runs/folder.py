@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
+import itertools
 import json
-import math
-import os
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,19 +23,13 @@ from fallow.methods.state import Layout, State
 from fallow.runs import best as bests
 from fallow.runs import manifest
 from fallow.runs.manifest import RESTORE, Manifest
+from fallow.runs.metrics import MetricsFile, Row, is_summary, laid_out, plain
 from fallow.runs.origin import prolonged
 from fallow.runs.settings import settings_sha256
-from fallow.said import printable
+from fallow.said import warn
 
-Row = dict[str, Any]
 FIXED = ("federation.npz",)  # patterns of files that are written before round 1 and never again
 SERVER = "server.safetensors"
-# what a summary must have to be read
-SUMMARY: dict[str, Any] = {
-    "status": str, "last": int | float | None, "best": int | float | None, "best_round": int | None, "rounds": int,
-    "seconds": int | float, "seconds_per_round": int | float, "seed": int, "method": str, "data": str, "classes": int,
-    "channels": int, "size": int, "fingerprint": str, "config_hash": str, "versions": dict,
-}  # fmt: skip
 
 
 class Busy(UserError):
@@ -58,7 +49,6 @@ class Restored(NamedTuple):
 class RunFolder:
     def __init__(self, path: Path):
         self.path, self.manifest = path, path / manifest.NAME
-        self._digest, self._bytes = hashlib.sha256(), 0  # of metrics.jsonl as this process wrote it
         self._noted: Manifest | None = None  # what the manifest says of settings and files that stay as they are
         self._results: dict[str, str] = {}
         self._records: dict[int, set[str]] = {}  # names of the records that each of the last checkpoints needs
@@ -68,7 +58,8 @@ class RunFolder:
         self._chosen: Manifest | None = None  # the index of the checkpoint to go on from
         self._complaints: list[str] = []  # what was found damaged and is mended, told once it can be
         self.config, self.federation = path / "config.yaml", path / "federation.npz"
-        self.metrics, self.checkpoints = path / "metrics.jsonl", path / "checkpoint"
+        self.metrics_file, self.checkpoints = MetricsFile(path / "metrics.jsonl"), path / "checkpoint"
+        self.metrics = self.metrics_file.path
         self.model, self.summary, self.kept = path / "model.safetensors", path / "summary.json", path / "keep"
         self.best = path / bests.RESULT
 
@@ -81,15 +72,12 @@ class RunFolder:
                 out.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             raise UserError(f"{out} is a file, not a folder", "choose another folder with --out") from None
-        number = 1
-        while True:
+        for number in itertools.count(1):
             path = out / (name if number == 1 else f"{name}-{number}")
-            try:
-                with disk.errors_as_user_errors(path):
-                    path.mkdir(parents=True)
-                return RunFolder(path)
-            except FileExistsError:
-                number += 1
+            with suppress(FileExistsError), disk.errors_as_user_errors(path):
+                path.mkdir(parents=True)
+                break
+        return RunFolder(path)
 
     @staticmethod
     def existing(path: Path) -> RunFolder:
@@ -116,47 +104,14 @@ class RunFolder:
 
     # -- metrics -------------------------------------------------------------------------------------------------------
     def rows(self) -> list[Row]:
-        if not self.metrics.exists():
-            return []
-        data = disk.read(self.metrics, "restore the file, or start the run again")
-        noted = self.noted()
-        if noted is not None:
-            self._check_metrics(noted, data)
-        return [row for _, row in self._lines(data)]
-
-    def _lines(self, data: bytes) -> Iterator[tuple[bytes, Row]]:
-        lines = data.splitlines(keepends=True)
-        for number, line in enumerate(lines, 1):
-            try:
-                yield line, json.loads(line)
-            except (ValueError, RecursionError):
-                if number == len(lines) and not line.endswith(b"\n"):  # a line cut off by a kill
-                    return
-                raise UserError(f"line {number} of {self.metrics} is damaged", "restore the file, or start the run again") from None
+        return self.metrics_file.rows(self.noted() if self.metrics.exists() else None)
 
     def append(self, row: Row) -> None:
-        line = written(row).encode()
-        with disk.errors_as_user_errors(self.metrics), open(self.metrics, "ab") as f:
-            f.write(line)
-        self._digest.update(line)
-        self._bytes += len(line)
+        self.metrics_file.append(row)
 
     def cut(self, rounds: int) -> None:
         """Leaves the rows of the first `rounds` rounds."""
-        data = disk.read(self.metrics) if self.metrics.exists() else b""
-        self._leave(b"".join(line for line, row in self._lines(data) if row["round"] <= rounds) if rounds else b"")
-
-    def _leave(self, metrics: bytes) -> None:
-        """Makes these the metrics."""
-        if not self.metrics.exists() or disk.read(self.metrics) != metrics:
-            disk.write(self.metrics, metrics)
-        self._digest, self._bytes = hashlib.sha256(metrics), len(metrics)
-
-    def _check_metrics(self, noted: Manifest, data: bytes) -> None:
-        """The first rows must be those of which the checksum is known; those behind them are news."""
-        covered = noted.get("metrics")
-        if covered and (len(data) < covered["bytes"] or manifest.sha256(data[: covered["bytes"]]) != covered["sha256"]):
-            raise manifest.damaged(self.metrics)
+        self.metrics_file.cut(rounds)
 
     # -- checksums -------------------------------------------------------------------------------------------------------
     def noted(self) -> Manifest | None:
@@ -209,10 +164,9 @@ class RunFolder:
             return data
         raise manifest.damaged(self.path / name, remedy)
 
-    def check_settings(self) -> None:
+    def check_settings(self, noted: Manifest | None = None) -> None:
         """config.yaml must be the one that the manifest knows."""
-        noted = self.noted()
-        if noted is not None:
+        if (noted := noted or self.noted()) is not None:
             manifest.check_settings(self.config, noted["config"], prolonged(self.path))
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
@@ -238,7 +192,7 @@ class RunFolder:
         shape, tensors = pack(entries, layouts)
         data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
         noted, first = self._unchanging(), not self.checkpoints.is_dir()
-        metrics = {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
+        metrics = self.metrics_file.covered()
         weights = self.best_files.write(best)
         with disk.errors_as_user_errors(final):
             disk.remove(part)
@@ -293,12 +247,10 @@ class RunFolder:
             except UserError as e:
                 complaints.append(e)
         else:
-            found = None
             if complaints:
                 raise complaints[0]
-        for complaint in complaints:
-            assert found is not None
-            self._complaints.append(f"{complaint.cause}; going on from the checkpoint before it, of round {found['round']}")
+            return None
+        self._complaints += [f"{c.cause}; going on from the checkpoint before it, of round {found['round']}" for c in complaints]
         return found
 
     def _whole(self, round: int) -> Manifest:
@@ -307,10 +259,10 @@ class RunFolder:
         index = manifest.unsealed(path)
         if index["round"] != round:
             raise manifest.damaged(path)
-        manifest.check_settings(self.config, index["config"], prolonged(self.path))
+        self.check_settings(index)
         made_again = {} if self.federation.exists() else {self.federation.name}
         manifest.check_files(self.path, {name: digest for name, digest in index["files"].items() if name not in made_again})
-        self._check_metrics(index, disk.read(self.metrics, RESTORE))
+        self.metrics_file.check(index, disk.read(self.metrics, RESTORE))
         return index
 
     def check_begun(self) -> Manifest | None:
@@ -321,10 +273,10 @@ class RunFolder:
         except UserError as e:
             self._complaints.append(f"{e.cause}; it is written again")
             noted = None
-        if noted is not None and noted.get("export"):
-            raise UserError(f"{self.path} is an export, which has no rounds to go on with", "give the folder of the run itself")
         if noted is not None:
-            manifest.check_settings(self.config, noted["config"], prolonged(self.path))
+            if noted.get("export"):
+                raise UserError(f"{self.path} is an export, which has no rounds to go on with", "give the folder of the run itself")
+            self.check_settings(noted)
             results = (self.model.name, self.best.name, self.summary.name)
             self._results = {name: noted["files"][name] for name in results if name in noted["files"]}
             self.check_fixed(noted)
@@ -371,7 +323,7 @@ class RunFolder:
         for newer in self._rounds():
             if newer > round:
                 disk.remove(self.checkpoints / str(newer))
-        self._leave(disk.read(self.metrics)[: index["metrics"]["bytes"]])
+        self.metrics_file.leave(disk.read(self.metrics)[: index["metrics"]["bytes"]])
         self._covered = index["metrics"]
         self.write_manifest()
         self._needs(round, index)
@@ -411,7 +363,7 @@ class RunFolder:
             summary = json.loads(self.verified(self.summary.name))
         except (UserError, ValueError, RecursionError) as e:
             raise ValueError(str(e)) from None
-        if not isinstance(summary, dict) or not all(n in summary and isinstance(summary[n], kind) for n, kind in SUMMARY.items()):
+        if not is_summary(summary):
             raise ValueError("incomplete")
         return summary
 
@@ -444,40 +396,5 @@ class RunFolder:
             return False
 
 
-def runs_below(folder: Path) -> Iterator[Path]:
-    """The runs in a folder, itself or deeper, by name; inside a run there are no others."""
-    for where, folders, files in os.walk(folder):
-        folders.sort()
-        if {"config.yaml", "metrics.jsonl"} <= set(files):
-            folders.clear()
-            yield Path(where)
-
-
 def _records(index: Manifest) -> dict[str, str]:
     return {name.removeprefix("keep/"): digest for name, digest in index["files"].items() if name.startswith("keep/")}
-
-
-def plain(value: Any) -> Any:
-    """JSON has no word for what is no finite number."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def laid_out(tree: dict[str, Any], depth: int = 3, indent: str = " ") -> str:
-    """JSON with a line for each key, of so many levels, and lists on one line."""
-    inner = lambda v: laid_out(v, depth - 1, indent + " ") if isinstance(v, dict) and v and depth > 1 else json.dumps(v, allow_nan=False)
-    lines = ",\n".join(f"{indent}{json.dumps(str(name))}: {inner(value)}" for name, value in tree.items())
-    return f"{{\n{lines}\n{indent[1:]}}}"
-
-
-def written(row: Row) -> str:
-    """A row as a line of metrics.jsonl."""
-    return json.dumps(plain(row), allow_nan=False) + "\n"
-
-
-def warn(sentence: str) -> None:
-    """One line on stderr beside what a command does."""
-    print(f"warning: {printable(sentence)}", file=sys.stderr)

@@ -12,7 +12,8 @@ from fallow.config import Config
 from fallow.errors import UserError
 from fallow.runs import origin as origins
 from fallow.runs import portrait
-from fallow.runs.folder import Row, RunFolder
+from fallow.runs.folder import RunFolder
+from fallow.runs.metrics import Row
 from fallow.runs.settings import stated
 
 if TYPE_CHECKING:

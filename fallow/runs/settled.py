@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fallow import runs
 from fallow.config import Config
 from fallow.data.sources import Source
 from fallow.keys.section import Keys
-from fallow.runs.data import named, sentences, sized
+from fallow.runs.data import load_source, named, sentences, sized
+from fallow.runs.preparing import base_of, prepare
 from fallow.runs.settings import are_fitted, resolve
 
 
@@ -23,12 +23,12 @@ class Settled:
     def of(self, options: Config) -> Source:
         key = (options.data, options.data_dir, options.image, options.layout, options.skip_bad)
         if key not in self.read:
-            self.read[key] = runs.load_source(options, None, self.download)
+            self.read[key] = load_source(options, None, self.download)
         return self.read[key]
 
     def settings(self, base: str | Keys | None, keys: Keys, trust: bool) -> Config:
         """The complete settings of a run."""
-        recipe = runs.base_of(base, keys)
+        recipe = base_of(base, keys)
         said = resolve(recipe, keys, trust)[1]
         options = named(said)
         told: list[str] = []
@@ -37,6 +37,6 @@ class Settled:
         found: Keys = {} if options.data == said.data else {"data": options.data}  # as a run with these keys finds them
         if options.image != said.image:
             found["image"] = options.image.model_dump(exclude_unset=True)
-        complete = runs.prepare(base, keys | found, self.of(options), trust=trust)[1]
+        complete = prepare(base, keys | found, self.of(options), trust=trust)[1]
         self.said |= dict.fromkeys([*sentences(complete, self.of(options)), *told])
         return complete

@@ -22,7 +22,8 @@ from fallow.methods import REGISTERED, find, is_own
 from fallow.recipes.grid import Grid, slug
 from fallow.recipes.reading import recipe
 from fallow.runs.combinations import Combinations, combinations
-from fallow.runs.folder import RunFolder, runs_below
+from fallow.runs.finding import runs_below
+from fallow.runs.folder import RunFolder
 from fallow.runs.jobs import Job
 from fallow.runs.origin import Origin, own_code
 from fallow.runs.room import Room, usual

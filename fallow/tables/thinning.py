@@ -9,7 +9,8 @@ from typing import Any
 
 from fallow import disk, targets
 from fallow.errors import UserError
-from fallow.runs.folder import RunFolder, laid_out, written
+from fallow.runs.folder import RunFolder
+from fallow.runs.metrics import laid_out, written
 
 ROWS = 200  # of metrics that are kept at most
 
