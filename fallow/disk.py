@@ -17,10 +17,7 @@ from typing import IO
 
 from fallow.errors import UserError
 
-DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
-
-
 OTHER_FOLDER = "choose another folder with --out"
 
 
@@ -30,7 +27,8 @@ class Taken(UserError, FileExistsError):
 
 @contextmanager
 def errors_as_user_errors(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[None]:
-    """Turns the disk's refusals into a sentence; who can say more of what is there already catches FileExistsError."""
+    """Turns the disk's refusals into a sentence, which names a folder that is missing; who can say more of what is there already
+    catches FileExistsError."""
     try:
         yield
     except FileExistsError:
@@ -42,8 +40,8 @@ def errors_as_user_errors(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[No
         cause = f"{path} cannot be written ({_reason(e)})"
         if e.errno not in REFUSED:
             raise UserError(cause, f"check the disk, or the network that it is on, {again}") from None
-        missing = remedy.partition("make its folder first, or ")[2]  # no remedy for a folder that is there
-        raise UserError(cause, missing if missing and e.errno in DENIED else remedy) from None
+        first = "make its folder first, or " if remedy != OTHER_FOLDER and not path.parent.exists() else ""
+        raise UserError(cause, first + remedy) from None
 
 
 def read(path: Path, remedy: str = "restore it from a copy") -> bytes:

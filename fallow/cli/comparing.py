@@ -119,7 +119,7 @@ def table(
         for sentence in shown.below():
             console.say(sentence)
     if form and file:
-        disk.write(Path(file), shown.FORMATS[form](shown), "make its folder first, or choose another with -o")
+        disk.write(Path(file), shown.FORMATS[form](shown), "choose another with -o")
         console.say(f"written: {file}")
     if out or not source:
         console.say(f"written: {shown.write(Path(out or place))}/table.md, table.tex, table.csv")

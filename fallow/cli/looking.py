@@ -75,11 +75,11 @@ def split(
         console.say(line)
     where = Path(picture or f"split-{options.partition.replace(':', '-').replace(',', '-')}-seed{options.seed_of('split')}.png")
     targets.file(where, "split", force, "--picture")
-    with disk.errors_as_user_errors(where, "make its folder first, or choose another with --picture"):
+    with disk.errors_as_user_errors(where, "choose another with --picture"):
         draw(federation, labels, classes, where, class_names=source.classes)
     console.say(f"picture: {where}")
     if save:
-        with disk.errors_as_user_errors(Path(save), "make its folder first, or choose another with --save"):
+        with disk.errors_as_user_errors(Path(save), "choose another with --save"):
             federation.save(Path(save))
         console.say(f"federation: {save}")
 
@@ -113,7 +113,7 @@ def check(
     console.print()
     for line in checking.facts(found):
         console.say(line)
-    with disk.errors_as_user_errors(where, "make its folder first, or choose another with --picture"):
+    with disk.errors_as_user_errors(where, "choose another with --picture"):
         check_picture.picture(found, where)
     console.say(f"picture: {where}")
     problems = found.problems()

@@ -15,7 +15,6 @@ from fallow.engine.clients import SERVER, Reply, Request
 from fallow.measure import diversity
 from fallow.measure.prior import bias, class_accuracy, js, share
 from fallow.methods.base import Net
-from fallow.methods.parts.grouping import Grouping
 from fallow.methods.state import State
 
 if TYPE_CHECKING:
@@ -103,13 +102,11 @@ class Measuring:
         return diversity.every(users[0], users[1], own, self.o.diversity_scale)
 
     def _per_group(self, gradients: dict[int, Tensor], updates: dict[int, Tensor]) -> dict[str, float]:
-        grouping = self.kit.method.averager
-        assert isinstance(grouping, Grouping)
         found: dict[str, float] = {}
         for name, of in (("gradient", gradients), ("update", updates)):
             groups: dict[int, list[Tensor]] = {}
             for party in (p for p in of if p > SERVER):
-                groups.setdefault(grouping.group(self.f.server, party), []).append(of[party])
+                groups.setdefault(self.kit.method.averager.group(self.f.server, party), []).append(of[party])
             if groups:
                 found |= {f"{name}/users/{form}": diversity.per_group(list(groups.values()), form) for form in diversity.FORMS}
         return found

@@ -89,7 +89,7 @@ def predict(
     files = _files(folder)
     predictor = Predictor(result, device, batch, best)
     unreadable: list[str] = []
-    with disk.errors_as_user_errors(out, "make its folder first, or choose another with -o"), disk.replacing(out) as file:
+    with disk.errors_as_user_errors(out, "choose another with -o"), disk.replacing(out) as file:
         text = io.TextIOWrapper(file, newline="", encoding="utf-8", errors="backslashreplace", write_through=True)
         write = csv.writer(text, lineterminator="\n").writerow
         write(["file", "label", "confidence", *([f"p_{c}" for c in predictor.classes] if probabilities else []), "error"])

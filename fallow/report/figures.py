@@ -65,7 +65,7 @@ def figure(
         caption = FIGURES[name](canvas, Request(groups, width, list(parts)))
         image, kind = io.BytesIO(), path.suffix.lower()[1:]
         canvas.savefig(image, format=kind, metadata=targets.tags("figure", kind))
-        disk.write(path, image.getvalue(), "make its folder first, or choose another with -o")
+        disk.write(path, image.getvalue(), "choose another with -o")
     return caption
 
 

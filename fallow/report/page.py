@@ -31,7 +31,7 @@ def write(paths: Sequence[str | Path], out: str | Path, force: bool = False) -> 
     for sentence in data["left_out"]:
         warn(sentence)
     text = page(data | {"made": date.today().isoformat()})
-    disk.write(out, text, "make its folder first, or choose another file with -o")
+    disk.write(out, text, "choose another file with -o")
     return out, len(runs)
 
 

@@ -159,4 +159,4 @@ def format_of(name: str | None, out: Path | None) -> str | None:
 
 def write(text: str, path: Path, force: bool = False) -> None:
     targets.file(path, "compare", force)
-    disk.write(path, text, "make its folder first, or choose another with -o")
+    disk.write(path, text, "choose another with -o")

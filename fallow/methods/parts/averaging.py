@@ -63,6 +63,10 @@ class Averager:
     def down(self, server: Server, client: int) -> State:
         return server.model
 
+    def group(self, server: Server, client: int) -> int:
+        """The group a client is averaged in."""
+        return 0
+
     def end(self, party: Party) -> Message:
         """What a party sends beside its model."""
         return {}

@@ -57,7 +57,7 @@ class Grouping(Averager):
             raise UserError("weights=half has no meaning inside a group", "use weights=uniform, or average=mean")
 
     def group(self, server: Server, client: int) -> int:
-        """The group a client is averaged in. `active` is in random order, so blocks of it are random groups."""
+        """`active` is in random order, so blocks of it are random groups."""
         place = client if self.o.group_assignment == "fixed" else server.active.index(client)
         return next(i for i, stop in enumerate(self._stops) if place < stop)
 
