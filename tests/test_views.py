@@ -11,21 +11,7 @@ from sklearn.datasets import load_sample_image
 
 from fallow import draws
 from fallow.data.normalisation import PRESETS, normalisation
-from fallow.data.randaugment import (
-    _KERNEL,
-    APPLY,
-    BOX_X,
-    BOX_Y,
-    FLIP,
-    LEFT,
-    LEVEL,
-    OP,
-    PICKS,
-    SIGN,
-    STRONG,
-    TOP,
-    RandAugment,
-)
+from fallow.data.randaugment import _KERNEL, APPLY, BOX_X, BOX_Y, FLIP, LEFT, LEVEL, OP, PICKS, SIGN, STRONG, TOP, RandAugment
 from fallow.data.samples import ROLES
 from fallow.data.views import Views, view_names
 from fallow.errors import UserError

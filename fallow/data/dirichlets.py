@@ -9,19 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.random import Generator
 
-from fallow.data.dealing import (
-    EMPTY,
-    Deal,
-    Floats,
-    Ints,
-    Options,
-    PartitionError,
-    Pool,
-    apportion,
-    deal,
-    draw_order,
-    refill,
-)
+from fallow.data.dealing import EMPTY, Deal, Floats, Ints, Options, PartitionError, Pool, apportion, deal, draw_order, refill
 
 log = logging.getLogger(__name__)
 

@@ -9,23 +9,8 @@ from torch import Tensor
 from fallow.config import key
 from fallow.data.samples import Samples, Stream
 from fallow.keys.section import Keys
-from fallow.methods.base import (
-    Batch,
-    Found,
-    Held,
-    Message,
-    Method,
-    Net,
-    NetHandle,
-    Party,
-    Plan,
-    Server,
-    Slot,
-    State,
-    Update,
-    Updates,
-    Value,
-)
+from fallow.methods.base import Held, Method, Net, Plan, State, Update, Updates, Value
+from fallow.methods.interface import Batch, Found, Message, NetHandle, Party, Server, Slot
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.batching import rates
 from fallow.methods.parts.fitting import Facts

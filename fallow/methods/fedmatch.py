@@ -12,21 +12,7 @@ from fallow.config import key
 from fallow.data.samples import Stream
 from fallow.errors import UserError
 from fallow.keys.section import Keys
-from fallow.methods.base import (
-    Batch,
-    Found,
-    Held,
-    Message,
-    Method,
-    Net,
-    NetHandle,
-    Plan,
-    Server,
-    State,
-    Update,
-    Updates,
-    Value,
-)
+from fallow.methods.base import Batch, Found, Held, Message, Method, Net, NetHandle, Plan, Server, State, Update, Updates, Value
 from fallow.methods.parts import helping, labelling, plateau
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.batching import paired

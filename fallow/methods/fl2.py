@@ -9,21 +9,7 @@ from torch import Tensor
 
 from fallow.config import key
 from fallow.keys.section import Keys
-from fallow.methods.base import (
-    Batch,
-    BatchPart,
-    Found,
-    Held,
-    Method,
-    Net,
-    Party,
-    Plan,
-    Server,
-    Slot,
-    Update,
-    Updates,
-    Value,
-)
+from fallow.methods.base import Batch, BatchPart, Found, Held, Method, Net, Party, Plan, Server, Slot, Update, Updates, Value
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.labelling import weak_logits

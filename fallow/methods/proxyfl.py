@@ -10,22 +10,7 @@ from torch import Tensor
 
 from fallow.config import key
 from fallow.keys.section import Keys
-from fallow.methods.base import (
-    Batch,
-    Found,
-    Held,
-    Message,
-    Method,
-    Net,
-    NetHandle,
-    Party,
-    Plan,
-    Server,
-    Slot,
-    Update,
-    Updates,
-    Value,
-)
+from fallow.methods.base import Batch, Found, Held, Message, Method, Net, NetHandle, Party, Plan, Server, Slot, Update, Updates, Value
 from fallow.methods.parts import proxies
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.batching import full_batches, refuse_sets, walk, walks

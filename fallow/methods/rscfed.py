@@ -11,24 +11,8 @@ from torch import Tensor
 
 from fallow.config import key
 from fallow.keys.section import Keys
-from fallow.methods.base import (
-    Batch,
-    BatchPart,
-    Found,
-    Held,
-    Message,
-    Method,
-    Net,
-    NetHandle,
-    Party,
-    Plan,
-    Server,
-    Slot,
-    State,
-    Update,
-    Updates,
-    Value,
-)
+from fallow.methods.base import Held, Method, Net, Plan, State, Update, Updates, Value
+from fallow.methods.interface import Batch, BatchPart, Found, Message, NetHandle, Party, Server, Slot
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.batching import paired, rates
 from fallow.methods.parts.fitting import Facts

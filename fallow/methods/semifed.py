@@ -10,21 +10,7 @@ from torch import Tensor
 from fallow.config import key
 from fallow.errors import UserError
 from fallow.keys.section import Keys
-from fallow.methods.base import (
-    Batch,
-    BatchPart,
-    Found,
-    Held,
-    Message,
-    Method,
-    Net,
-    Party,
-    Plan,
-    Server,
-    Slot,
-    Updates,
-    Value,
-)
+from fallow.methods.base import Batch, BatchPart, Found, Held, Message, Method, Net, Party, Plan, Server, Slot, Updates, Value
 from fallow.methods.parts import helping
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.fitting import Facts, common

@@ -7,16 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fallow.data.readers.common import (
-    ImageSet,
-    Parts,
-    check_labels,
-    check_same_count,
-    damaged,
-    missing,
-    split,
-    truncated,
-)
+from fallow.data.readers.common import ImageSet, Parts, check_labels, check_same_count, damaged, missing, split, truncated
 from fallow.data.readers.pickled import Array, parsed
 from fallow.limits import check_room
 

@@ -11,16 +11,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from fallow.data.readers.common import (
-    ImageSet,
-    Parts,
-    check_labels,
-    check_same_count,
-    damaged,
-    missing,
-    split,
-    truncated,
-)
+from fallow.data.readers.common import ImageSet, Parts, check_labels, check_same_count, damaged, missing, split, truncated
 from fallow.limits import check_room
 
 CHUNK = 4 << 20
