@@ -13,10 +13,12 @@ from test_rounds import set_up
 
 import fallow
 from fallow.config import Config, takes
+from fallow.engine import finite
 from fallow.engine import round as round_module
 from fallow.engine.finite import defined, sound
 from fallow.engine.party import Party
 from fallow.engine.round import Federated
+from fallow.engine.strict import strict
 from fallow.errors import UserError
 from fallow.keys.section import LARGEST, MOST, Section
 from fallow.methods import REGISTERED, find
@@ -44,6 +46,22 @@ def state(*numbers: float) -> State:
 ])  # fmt: skip
 def test_what_is_sound(tree: Any, good: bool) -> None:
     assert bool(sound(tree)) is good
+
+
+def test_asking_does_not_wait_for_the_device() -> None:
+    """To copy a number from the host is to wait for all work before it, and every client's end asks: other clients get no steps meanwhile."""
+    trees = [[state(1.0, 2.0), torch.zeros(2), 1.0], [state(1.0)], {"a": NAN}]
+    with strict():
+        answers = [sound(tree) for tree in trees]
+    assert [bool(a) for a in answers] == [True, True, False]
+
+
+def test_a_tensor_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr(finite, "_extremes", lambda tensors, device: looked.append(len(tensors)) or torch.zeros(1))
+    one = state(1.0, 2.0)
+    assert bool(sound([one, {"model": State(one.layout, one.groups)}], one.clone()))
+    assert looked == [2]
 
 
 def test_metrics_without_a_value_are_none() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ def sound(*trees: Any) -> Tensor:
     A method's own tensors and numbers may be infinite: "no limit", "never seen".
     """
     leaves = list(_leaves(trees))
-    states = [t for thing in leaves if isinstance(thing, State) for t in thing.groups.values() if _counts(t)]
-    others = [thing for thing in leaves if isinstance(thing, Tensor) and _counts(thing)]
+    states = _once(t for thing in leaves if isinstance(thing, State) for t in thing.groups.values())
+    others = _once(thing for thing in leaves if isinstance(thing, Tensor))
     device = next((t.device for t in states + others if t.device.type != "cpu"), torch.device("cpu"))
-    verdicts = [torch.tensor(not any(isinstance(x, float) and math.isnan(x) for x in leaves)).to(device)]
+    numbers = not any(isinstance(x, float) and math.isnan(x) for x in leaves)
+    verdicts = [torch.full((), numbers, dtype=torch.bool, device=device)]  # a copy of a host value would wait for the device
     if states:
         verdicts.append(torch.isfinite(_extremes(states, device)).all())
     if others:
@@ -35,8 +36,9 @@ def _extremes(tensors: list[Tensor], device: torch.device) -> Tensor:
     return torch.stack([e.float().to(device) for t in reals for e in torch.aminmax(t)])
 
 
-def _counts(tensor: Tensor) -> bool:
-    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 0
+def _once(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Those that have numbers which may be none, each of them once."""
+    return list({id(t): t for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel() > 0}.values())
 
 
 def _leaves(tree: Any) -> Iterator[State | Tensor | float]:

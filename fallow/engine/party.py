@@ -260,6 +260,7 @@ def mean_rate(rates: list[float], steps: list[int] | None = None) -> float | Non
 def _finish(kit: Kit, slot: Slot, party: Party) -> Outcome:
     with at("end", kit, party.round, party.id):
         update = kit.method.end(party)
+        entries = update.entries if update is not None else {}
         if update is not None:
             update.entries = {k: v.clone() for k, v in update.entries.items()}
             sent_by(update, party.id)
@@ -280,7 +281,6 @@ def _finish(kit: Kit, slot: Slot, party: Party) -> Outcome:
                     optimizers[name] = state
                 else:
                     record[f"{name}/optimizer"] = state
-    entries = update.entries if update is not None else {}
     finite = sound([net.state for net in slot.nets.values()], entries, record, optimizers)
     logs = {k: t.clone() for k, t in slot.logs.items()}
     counts = Counts(len(party.labelled), len(np.union1d(party.labelled.rows, party.unlabelled.rows)))

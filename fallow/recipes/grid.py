@@ -51,7 +51,7 @@ class Grid:
         """The grid that a recipe's keys describe; None where they are those of a single run."""
         if "cells" not in keys:
             return None
-        shared = {k: v for k, v in keys.items() if k not in GRID}
+        shared = {k: v for k, v in keys.items() if k not in GRID or k == "defaults"}
         checked(keys, "of the table")
         rows = _named(keys.get("rows") or {str(keys.get("method")): {}})
         cells = []

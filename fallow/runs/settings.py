@@ -57,8 +57,7 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
     said = {given.get("method"), given.get("model")} - {None} if _plain(given) else set()
     if grid := Grid.of(recipe_keys):
         recipe_keys, given = grid.chosen(given)
-    else:
-        recipe_keys = {k: v for k, v in recipe_keys.items() if k not in GRID}
+    recipe_keys = {k: v for k, v in recipe_keys.items() if k not in GRID}
     name = given.get("method", recipe_keys.get("method", Config.model_fields["method"].default))
     if not isinstance(name, str):
         raise UserError(f"method={shown(name)} is no name", "write for example method=fixmatch")

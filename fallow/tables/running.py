@@ -86,10 +86,10 @@ class _Data:
 
 
 def _job(grids: Grids, entry: Entry, seed: int, out: Path, settled: Settled) -> Job:
-    keys = merge(grids.given, {"method": entry.row, "setting": entry.cell.name, "seed": seed})
+    keys = merge(grids.given, {"seed": seed})
     path = out / entry.folder / f"seed-{seed}"
-    expected = settled.settings(grids.recipe, keys, grids.trust).model_dump(mode="json") if grids.is_own else grids.expected(entry, seed)
-    return Job(str(path.relative_to(out)), path, grids.recipe, keys, expected, {"trust": True} if grids.trust else {})
+    expected = settled.settings(entry.keys, keys, grids.trust).model_dump(mode="json") if grids.is_own else grids.expected(entry, seed)
+    return Job(str(path.relative_to(out)), path, entry.keys, keys, expected, {"trust": True} if grids.trust else {})
 
 
 def _say(event: Event, made: dict[str, tuple[Entry, int]], tell: Tell) -> None:
