@@ -20,20 +20,23 @@ def sound(*trees: Any) -> Tensor:
     leaves = list(_leaves(trees))
     states = _once(t for thing in leaves if isinstance(thing, State) for t in thing.groups.values())
     others = _once(thing for thing in leaves if isinstance(thing, Tensor))
-    device = next((t.device for t in states + others if t.device.type != "cpu"), torch.device("cpu"))
+    tensors = states + others
+    device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
     numbers = not any(isinstance(x, float) and math.isnan(x) for x in leaves)
-    verdicts = [torch.full((), numbers, dtype=torch.bool, device=device)]  # a copy of a host value would wait for the device
-    if states:
-        verdicts.append(torch.isfinite(_extremes(states, device)).all())
-    if others:
-        verdicts.append(~torch.isnan(_extremes(others, device)).any())
-    return torch.stack(verdicts).all()
+    if not tensors or not numbers:
+        return torch.full((), numbers, dtype=torch.bool, device=device)  # a copy of a host value would wait for the device
+    found = torch.stack([e for t in tensors for e in _extremes(t, device)])
+    found[: 2 * len(states)].mul_(0.0)  # infinite: NaN
+    return (found == found).all()
 
 
-def _extremes(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """The least and the greatest entry of each; NaN if one is."""
-    reals = (torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for t in tensors)
-    return torch.stack([e.float().to(device) for t in reals for e in torch.aminmax(t)])
+def _extremes(tensor: Tensor, device: torch.device) -> list[Tensor]:
+    """The least and the greatest entry; NaN if one is."""
+    tensor = tensor.detach()
+    least, greatest = torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
+    if tensor.dtype == torch.float32 and tensor.device == device:
+        return [least, greatest]
+    return [least.float().to(device), greatest.float().to(device)]
 
 
 def _once(tensors: Iterable[Tensor]) -> list[Tensor]:

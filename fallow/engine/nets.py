@@ -43,6 +43,12 @@ def compiled(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor) ->
         raise UserError(f"torch.compile failed ({first_line(e)})", "use compile=false") from e
 
 
+def _plainly_trained(layer: nn.Module) -> bool:
+    """Whether torch's own `train` does no more with it than to set a flag."""
+    kind = type(layer)
+    return kind.train is nn.Module.train and kind.__setattr__ is nn.Module.__setattr__ and "training" in vars(layer)
+
+
 class NetHandle:
     """Holds a module whose tensors are views of three flat ones, and calls it."""
 
@@ -50,6 +56,8 @@ class NetHandle:
         self.modes = adopt(module)
         self.module = module.to(device)
         self._training: bool | None = None  # what the module was last told
+        modules = list(self.module.modules())
+        self._layers = modules if all(map(_plainly_trained, modules)) else []
         self.capture = True  # false: inference is never captured
         self.compile = False  # through torch.compile, which cannot differentiate twice
         self.modes.updates_running, self.modes.has_running = policy.updates_running, policy.has_running
@@ -144,9 +152,13 @@ class NetHandle:
 
     def _train(self, wanted: bool) -> None:
         """For layers of one's own that ask `self.training`; those adopted ask `modes`. Set for whole nets, by any thread."""
-        if self._training is not wanted:
+        if self._training is wanted:
+            return
+        self._training = wanted
+        if not self._layers:
             self.module.train(wanted)
-            self._training = wanted
+        for layer in self._layers:  # as `train` does, which looks for them each time
+            vars(layer)["training"] = wanted
 
     def replayed(self, stats: str, part: int | None = None, pool: Pool | None = None, most: int | None = None) -> Replayed:
         """This net as a function of images alone, captured on CUDA; for inference, without gradients.
