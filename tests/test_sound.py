@@ -46,6 +46,21 @@ def test_what_is_sound(tree: Any, good: bool) -> None:
     assert bool(sound(tree)) is good
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [None, 0, 1, 2])
+def test_the_device_is_not_waited_for(bad: int | None) -> None:
+    """Parties share a device: one that waits for its own work keeps the others from being fed."""
+    numbers = [NAN if bad == k else 0.0 for k in range(3)]
+    weights, kept = state(numbers[0], 1.0).to(torch.device("cuda")), torch.full((2,), numbers[1], device="cuda")
+    here = torch.tensor([numbers[2]])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        verdict = sound([weights], {"kept": kept, "number": 0.5}, here)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(verdict) is (bad is None)
+
+
 def test_metrics_without_a_value_are_none() -> None:
     assert defined({"a": NAN, "b": [1.5, INF, (2, -INF)], "c": {"d": "x", "e": 0.0}}) == {
         "a": None, "b": [1.5, None, [2, None]], "c": {"d": "x", "e": 0.0},

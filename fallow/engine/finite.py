@@ -18,21 +18,25 @@ def sound(*trees: Any) -> Tensor:
     A method's own tensors and numbers may be infinite: "no limit", "never seen".
     """
     leaves = list(_leaves(trees))
-    states = [t for thing in leaves if isinstance(thing, State) for t in thing.groups.values() if _counts(t)]
-    others = [thing for thing in leaves if isinstance(thing, Tensor) and _counts(thing)]
-    device = next((t.device for t in states + others if t.device.type != "cpu"), torch.device("cpu"))
-    verdicts = [torch.tensor(not any(isinstance(x, float) and math.isnan(x) for x in leaves)).to(device)]
-    if states:
-        verdicts.append(torch.isfinite(_extremes(states, device)).all())
-    if others:
-        verdicts.append(~torch.isnan(_extremes(others, device)).any())
-    return torch.stack(verdicts).all()
+    states = [t.detach() for thing in leaves if isinstance(thing, State) for t in thing.groups.values() if _counts(t)]
+    others = [thing.detach() for thing in leaves if isinstance(thing, Tensor) and _counts(thing)]
+    on_host = not any(isinstance(x, float) and math.isnan(x) for x in leaves)
+    verdicts = []  # of devices. Nothing of the host's is sent there: that would wait for all the work before it
+    for device in {t.device for t in states + others}:
+        of_states, of_others = (_extremes(tensors, device) for tensors in (states, others))
+        verdict = torch.isfinite(of_states).all() & ~torch.isnan(of_others).any()
+        if device.type == "cpu":
+            on_host = on_host and bool(verdict)
+        else:
+            verdicts.append(verdict)
+    return torch.stack(verdicts).all() if on_host and verdicts else torch.tensor(on_host)
 
 
 def _extremes(tensors: list[Tensor], device: torch.device) -> Tensor:
-    """The least and the greatest entry of each; NaN if one is."""
-    reals = (torch.view_as_real(t.detach()) if t.is_complex() else t.detach() for t in tensors)
-    return torch.stack([e.float().to(device) for t in reals for e in torch.aminmax(t)])
+    """The least and the greatest entry of each that is on the device; NaN if one is."""
+    reals = (torch.view_as_real(t) if t.is_complex() else t for t in tensors if t.device == device)
+    found = [e.float() for t in reals for e in torch.aminmax(t)]
+    return torch.stack(found) if found else torch.zeros(0, device=device)
 
 
 def _counts(tensor: Tensor) -> bool:
