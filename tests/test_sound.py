@@ -58,10 +58,25 @@ def test_asking_does_not_wait_for_the_device() -> None:
 
 def test_a_tensor_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[torch.Tensor] = []
-    monkeypatch.setattr(finite, "_extremes", lambda tensor, device: looked.append(tensor) or [torch.zeros(())] * 2)
+    monkeypatch.setattr(finite, "_extremes", lambda tensor: looked.append(tensor) or [torch.zeros(())] * 2)
     one = state(1.0, 2.0)
     assert bool(sound([one, {"model": State(one.layout, one.groups)}], one.clone()))
     assert len(looked) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [None, 0, 1, 2])
+def test_the_device_is_not_waited_for(bad: int | None) -> None:
+    """Parties share a device: one that waits for its own work keeps the others from being fed."""
+    numbers = [NAN if bad == k else 0.0 for k in range(3)]
+    weights, kept = state(numbers[0], 1.0).to(torch.device("cuda")), torch.full((2,), numbers[1], device="cuda")
+    here = torch.tensor([numbers[2]])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        verdict = sound([weights], {"kept": kept, "number": 0.5}, here)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert bool(verdict) is (bad is None)
 
 
 def test_metrics_without_a_value_are_none() -> None:

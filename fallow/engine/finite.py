@@ -20,23 +20,26 @@ def sound(*trees: Any) -> Tensor:
     leaves = list(_leaves(trees))
     states = _once(t for thing in leaves if isinstance(thing, State) for t in thing.groups.values())
     others = _once(thing for thing in leaves if isinstance(thing, Tensor))
-    tensors = states + others
-    device = next((t.device for t in tensors if t.device.type != "cpu"), torch.device("cpu"))
     numbers = not any(isinstance(x, float) and math.isnan(x) for x in leaves)
-    if not tensors or not numbers:
-        return torch.full((), numbers, dtype=torch.bool, device=device)  # a copy of a host value would wait for the device
-    found = torch.stack([e for t in tensors for e in _extremes(t, device)])
-    found[: 2 * len(states)].mul_(0.0)  # infinite: NaN
+    verdicts = {device: _verdict(states, others, device) for device in {t.device for t in states + others}}
+    here = verdicts.pop(torch.device("cpu"), None)
+    if not numbers or (verdicts and here is not None and not here):  # nothing of the host's is sent: that would wait for all work before it
+        return torch.full((), False)
+    return torch.stack(list(verdicts.values())).all() if verdicts else torch.full((), True) if here is None else here
+
+
+def _verdict(states: list[Tensor], others: list[Tensor], device: torch.device) -> Tensor:
+    """On those that are on the device."""
+    of_states, of_others = ([e for t in tensors if t.device == device for e in _extremes(t)] for tensors in (states, others))
+    found = torch.stack(of_states + of_others)
+    found[: len(of_states)].mul_(0.0)  # what is infinite becomes NaN
     return (found == found).all()
 
 
-def _extremes(tensor: Tensor, device: torch.device) -> list[Tensor]:
+def _extremes(tensor: Tensor) -> list[Tensor]:
     """The least and the greatest entry; NaN if one is."""
-    tensor = tensor.detach()
-    least, greatest = torch.aminmax(torch.view_as_real(tensor) if tensor.is_complex() else tensor)
-    if tensor.dtype == torch.float32 and tensor.device == device:
-        return [least, greatest]
-    return [least.float().to(device), greatest.float().to(device)]
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    return [e.float() for e in torch.aminmax(real.detach())]
 
 
 def _once(tensors: Iterable[Tensor]) -> list[Tensor]:

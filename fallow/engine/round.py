@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fallow.engine.clients import SERVER, Clients, Executor, Reply, Request
 from fallow.engine.eager import over_ranges
@@ -169,18 +170,23 @@ class Federated:
     def _check(self, replies: Sequence[Reply], tally: Tally) -> None:
         tally.add(r.logs for r in replies)
         tally.add_rates((r.lr, r.steps) for r in replies)
-        verdicts = torch.stack([r.finite for r in replies]).tolist() if replies else []
+        verdicts = self._read(r.finite for r in replies)
         bad = [r.party for r, finite in zip(replies, verdicts) if not finite]
         if bad:
             raise self._diverged("the weights of the server" if bad[0] <= SERVER else f"the weights of client {bad[0]}", at_server=False)
 
+    def _read(self, verdicts: Iterable[Tensor]) -> list[bool]:
+        """All of them at once: the device is waited for once."""
+        found = [v.to(self.kit.device) for v in verdicts]
+        return torch.stack(found).tolist() if found else []
+
     def _judge(self, where: str, *things: Any) -> None:
         """Asks the device whether what was made there is sound; the answer is read at the round's end."""
-        self._verdicts.append((where, sound(*things).to(self.kit.device)))
+        self._verdicts.append((where, sound(*things)))
 
     def _refuse_unsound(self) -> None:
         """Reads this round's verdicts, all at once."""
-        answers = torch.stack([verdict for _, verdict in self._verdicts]).tolist() if self._verdicts else []
+        answers = self._read(verdict for _, verdict in self._verdicts)
         bad = [where for (where, _), good in zip(self._verdicts, answers) if not good]
         self._verdicts = []
         if bad:
