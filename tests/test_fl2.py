@@ -62,6 +62,14 @@ def test_of_samples_that_are_alike_all_are_kept(alike):
         assert FL2(FL2.Options(), 7).begin(party)["kept"].all()
 
 
+def test_a_client_with_labels_alone_is_as_sure_as_it_is_of_those():
+    """Not unsure of everything, which would give it the largest share of all."""
+    z = torch.randn(30, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    party = SimpleNamespace(is_server=False, unlabelled=range(0), labelled=range(30), model=None, tau=torch.zeros(1), predict=lambda net, data, view: z[: len(data)])
+    assert FL2(FL2.Options(), 7).begin(party) == {}
+    assert party.tau.item() == pytest.approx(z.softmax(1).amax(1).mean().item(), abs=1e-7)
+
+
 # -- Example B: the step -------------------------------------------------------------------------------------------------------
 class Bench:
     """A slot with a linear net, plain SGD at 0.1."""
@@ -204,3 +212,17 @@ def test_unsure_clients_weigh_more(tmp_path):
     by_hand = sum(w * u["model"].groups["parameters"].double() for w, u in zip(expected.tolist(), updates))
     assert torch.allclose(f.server.model.groups["parameters"].double(), by_hand, atol=1e-7)
     assert np.isclose(sum(expected.tolist()), 1)
+
+
+def test_a_server_beside_the_clients_keeps_its_share(tmp_path):
+    f = federated(tmp_path, server_turn="beside", server_momentum=0.0)
+    f.server.draw(0)
+    f.server["model"] = f.model()
+    f.server.sent = f.server.model
+    updates = f._updates(*f.clients.train(f._requests(), f._beside("beside")))
+    own, *others = updates
+    assert own is updates.server and "tau" not in own and len(others) == 2
+    expected = [1 / 3, *(2 / 3 * shares(torch.cat([u["tau"] for u in others]))).tolist()]
+    by_hand = sum(w * u["model"].groups["parameters"].double() for w, u in zip(expected, updates))
+    FL2.merge(f.method, f.server, updates)
+    assert torch.allclose(f.server.model.groups["parameters"].double(), by_hand, atol=1e-7)

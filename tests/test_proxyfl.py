@@ -203,6 +203,18 @@ def test_without_contrast_and_tuning_it_is_sage_that_trusts_the_received_model(t
     assert prior.sum().item() == pytest.approx(1, abs=1e-6) and prior.min() > 0
 
 
+def test_without_contrast_nothing_used_is_no_step(tmp_path):
+    """Where there are no labels either: as FixMatch by the received model, which it then is."""
+    keys = {"labels": "some", "labelled_clients": 1, "label_count": 10, "active": 4, "threshold": 1.1, "rounds": 1, "norm": "gn"}
+    for weight in (0.0, 1.0):
+        f = federated(tmp_path / str(weight), proxy_weight=weight, tune_epochs=0, **keys)
+        f.server.draw(0)
+        sent = f.server.model.groups["parameters"].clone()
+        for u in f._updates(*f.clients.train(f._requests())):
+            still = not weight and not len(f.simulation.federation.clients[u.client].labelled)
+            assert torch.equal(u["model"].groups["parameters"], sent) is still
+
+
 def test_what_travels(tmp_path):
     """The heads are in the traffic, not in the model that is tested and saved."""
     result = fallow.run(out=tmp_path, **TINY | {"method": "proxyfl", "norm": "bn", "tune_epochs": 1, "rounds": 1})

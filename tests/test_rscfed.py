@@ -136,11 +136,15 @@ def test_the_warm_up_is_averaged_plainly(tmp_path):
     assert torch.allclose(f.server.model.groups["parameters"].double(), expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("keys, by", [({}, 64), ({"batch": 16, "unlabelled_batch": 32}, 32), ({"batch": 16, "unlabelled_batch": "equal"}, 16), ({"unlabelled_batch": "full"}, 2)])
-def test_a_short_batch_counts_for_less(keys, by):
+@pytest.mark.parametrize("labelled, keys, by", [
+    (False, {}, 64), (False, {"batch": 16, "unlabelled_batch": 32}, 32), (False, {"batch": 16, "unlabelled_batch": "equal"}, 16), (False, {"unlabelled_batch": "full"}, 2),
+    (True, {}, 2), (True, {"unlabelled_batch": 32}, 32), (True, {"batch": 16, "unlabelled_batch": "ratio:2"}, 32), (True, {"batch": "full", "unlabelled_batch": "full"}, 2),
+])  # fmt: skip
+def test_a_short_batch_counts_for_less(labelled, keys, by):
     z = {"teacher": double([[0.5, 0.3, 0.2], [0.8, 0.15, 0.05]]).log(), "student": double([[0.4, 0.4, 0.2], [0.6, 0.3, 0.1]]).log()}
     lost = []
-    model = SimpleNamespace(together=lambda x, u: (None, z[u]))
+    sure, of_x = double([[1e9, 0, 0]]), {"labelled": "x", "y": torch.tensor([0])}
+    model = SimpleNamespace(together=lambda x, u: (sure, z[u]))
 
     class Teacher:
         def __call__(self, u, stats):
@@ -150,7 +154,7 @@ def test_a_short_batch_counts_for_less(keys, by):
             lost.append(decay.item())
 
     s = SimpleNamespace(model=model, teacher=Teacher(), age=torch.ones(1), descend=lost.append, judge=lambda *a: None, log=lambda **_: None)
-    RSCFed(RSCFed.Options(**keys), 3).step(s, Batch({"x": Part(None), "u": Part({"weak": "teacher", "other": "student"})}, {}))
+    RSCFed(RSCFed.Options(**keys), 3).step(s, Batch({"x": Part(of_x if labelled else None), "u": Part({"weak": "teacher", "other": "student"})}, {}))
     assert lost[0].item() == pytest.approx(0.02 * 0.3135496636 / by, rel=1e-9) and lost[1] == 0.5 and s.age == 2
 
 

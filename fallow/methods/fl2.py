@@ -12,7 +12,6 @@ from fallow.keys.section import Keys
 from fallow.methods.base import Batch, BatchPart, Found, Held, Method, Net, Party, Plan, Server, Slot, Update, Updates, Value
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.fitting import Facts
-from fallow.methods.parts.labelling import weak_logits
 from fallow.methods.parts.losses import ce, cross_entropy, kl, masked_mean
 from fallow.methods.parts.sharpness import ascent
 from fallow.methods.parts.thresholds import by_class
@@ -73,13 +72,16 @@ class FL2(Method[Slot, StatusParty, Columns]):
         return {"model": Net(), "tau": Value(1)}
 
     def begin(self, party: StatusParty) -> dict[str, Tensor]:
-        if party.is_server or not len(party.unlabelled):
+        data = party.unlabelled if len(party.unlabelled) else party.labelled
+        if party.is_server or not len(data):
             return {}
-        q = weak_logits(party).softmax(1)
+        q = party.predict(party.model, data, "weak").softmax(1)
         confidence, label = q.max(1)
         tau = confidence.mean().clamp_max(confidence.amax())                            # Eq. 8; rounding may not lift it above all
-        kept = confidence >= by_class(tau, q.mean(0)).index_select(0, label)            # Eqs. 9, 10
         party.tau.copy_(tau)
+        if not len(party.unlabelled):
+            return {}
+        kept = confidence >= by_class(tau, q.mean(0)).index_select(0, label)            # Eqs. 9, 10
         party.judge(party.unlabelled, label, kept)
         return {"label": label, "kept": kept, "sure": confidence >= self.o.threshold}
 
@@ -104,13 +106,16 @@ class FL2(Method[Slot, StatusParty, Columns]):
 
     def end(self, party: StatusParty) -> Update | None:
         update = super().end(party)
-        if update is not None:
+        if update is not None and not party.is_server:
             update["tau"] = party.tau
         return update
 
     def merge(self, server: Server, updates: Updates) -> None:
-        """Clients that are less sure have more to say."""
-        server.move(mean(updates, weights=shares(torch.cat([u["tau"] for u in updates]))))
+        """Clients that are less sure have more to say; a server that trains beside them keeps its share by `weights`."""
+        if not updates.clients:
+            return super().merge(server, updates)
+        beta = shares(torch.cat([u["tau"] for u in updates.clients]))
+        self.averager.move(server, updates, mean(updates, weights=self.averager.beside_server(updates, beta)))
 
 
 def shares(tau: Tensor) -> Tensor:

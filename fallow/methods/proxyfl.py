@@ -118,6 +118,7 @@ class ProxyFL(Method[ProxySlot, ProxyParty, Columns]):
         with torch.no_grad():
             gx, gw = s.teacher.together(b.x.labelled, b.u.weak, stats="running")
         loss: Tensor | float = cross_entropy(zx, b.x.y) if b.x else 0.0
+        when: Tensor | None = None
         counts: Tensor | float = one_hot(b.x.y, zx).sum(0) if b.x else 0.0
         if b.u:
             received, local = gw.softmax(1), zw.detach().softmax(1)
@@ -126,11 +127,12 @@ class ProxyFL(Method[ProxySlot, ProxyParty, Columns]):
                 confidence = torch.maximum(confidence, local.amax(1))
             used = confidence >= self.o.threshold
             loss = loss + self.o.weight * masked_mean(smoothed_kl(one_hot(label, local), zs), used)       # L_u
+            when = None if b.x or self.o.proxy_weight else used.any()
             if self.o.proxy_weight:
                 loss = loss + self.o.proxy_weight * self.icpl(s, b, h, gx, received, local, used)
             counts = counts + (one_hot(label, local) * used[:, None]).sum(0)
             s.judge(b.u, label, used, confidence=confidence)
-        s.descend(loss)
+        s.descend(loss, when=when)
         s.counts.add_(b.counted * counts)
         s.log(loss=loss)
 

@@ -14,7 +14,7 @@ from fallow.keys.section import Keys
 from fallow.methods.base import Held, Method, Net, Plan, State, Update, Updates, Value
 from fallow.methods.interface import Batch, BatchPart, Found, Message, NetHandle, Party, Server, Slot
 from fallow.methods.parts.averaging import mean
-from fallow.methods.parts.batching import paired, rates
+from fallow.methods.parts.batching import paired, rates, set_size
 from fallow.methods.parts.fitting import Facts
 from fallow.methods.parts.losses import cross_entropy
 from fallow.methods.parts.mixing import sharpened
@@ -110,14 +110,21 @@ class RSCFed(Method[TaughtSlot, TaughtParty, Columns]):
         if b.u:
             with torch.no_grad():
                 target = sharpened(s.teacher(b.u.weak, stats="batch").softmax(1), self.o.temperature)
-            sizes = [] if b.x or self.o.unlabelled_batch == "full" else [self.o.unlabelled_batch, self.o.batch]
-            full = next((n for n in sizes if isinstance(n, int)), len(zu))                       # a short batch counts for less
-            loss = loss + self.o.weight * ((zu.softmax(1) - target) ** 2).sum() / full
+            loss = loss + self.o.weight * ((zu.softmax(1) - target) ** 2).sum() / self.whole(b, len(zu))
             s.judge(b.u, target.argmax(1))
         s.descend(loss)
         s.teacher.follow(s.model, (1 - 1 / (s.age + 1)).clamp_max(self.o.decay))
         s.age.add_(1)
         s.log(loss=loss)
+
+    def whole(self, b: Columns, size: int) -> int:
+        """Of how many images an unlabelled batch is that is not short, which counts for less; this one's size where none is set."""
+        mode, batch = self.o.unlabelled_batch, self.o.batch
+        if mode == "full" or batch == "full":
+            return mode if isinstance(mode, int) else size
+        if b.x:
+            return set_size(mode, batch) or size
+        return mode if isinstance(mode, int) else batch
 
     def end(self, party: TaughtParty) -> Update | None:
         update = super().end(party)

@@ -78,6 +78,14 @@ class Averager:
         """What each update weighs by the key `weights`; the server counts `server_copies` times."""
         return [u.weight * (self.o.server_copies if u.client is None else 1) for u in updates]
 
+    def beside_server(self, updates: Updates, shares: Tensor) -> Tensor:
+        """Clients' shares that the method gives them, behind that of a server which trains beside them: its by `weights`."""
+        if not updates.server:
+            return shares
+        given = self.weights(updates)
+        own = given[0] / sum(given)
+        return torch.cat([shares.new_tensor([own]), (1 - own) * shares])
+
     def move(self, server: Server, updates: Updates, target: State) -> None:
         """The server's optimiser, from the model that was sent or from what the server made of it beside the clients."""
         trained = updates.server if self.o.average_base == "trained" else None

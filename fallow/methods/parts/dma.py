@@ -47,15 +47,8 @@ class DMA(Averager):
             )
         P = torch.stack([u["prior"] for u in clients])
         beta = weights(P, self.o)  # Eq. 16, Algorithm 2
-        self.move(server, updates, mean(updates, weights=self._shares(updates, beta)))  # Eq. 17
+        self.move(server, updates, mean(updates, weights=self.beside_server(updates, beta)))  # Eq. 17
         report(server, P, beta)
-
-    def _shares(self, updates: Updates, beta: Tensor) -> Tensor:
-        if not updates.server:
-            return beta
-        given = self.weights(updates)
-        own = given[0] / sum(given)
-        return torch.cat([torch.tensor([own], dtype=beta.dtype), (1 - own) * beta])
 
 
 def mean_prediction(z: Tensor) -> Tensor:
