@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -406,6 +407,22 @@ def test_what_goes_up_is_what_changed_enough(labels: str, tmp_path: Path) -> Non
         alone.server.draw(0)
         alone._turn(Tally())
         assert equal(trained, alone.server["sigma"]) and not equal(before, trained), "sigma is the server's own"
+
+
+def test_a_summand_that_was_not_trained_counts_as_it_came(tmp_path: Path) -> None:
+    """Labels at clients, of whom one has no labels and one no unlabelled images: the plain mean of both summands over all four."""
+    Sending.up = []
+    _, options, source, federation = prepare(None, SMALL | {"active": 4, "delta_threshold": 0.0, "l1_threshold": 0.0})
+    without, whole, *others = federation.clients
+    empty = np.zeros(0, np.int64)
+    clients = (replace(without, labelled=empty), replace(whole, unlabelled=empty), *others)
+    f = Run(RunFolder(tmp_path), Sending, options, source, replace(federation, clients=clients)).federated
+    f.round(0)
+    sent = [{name: (one[name].groups["parameters"], received[name].groups["parameters"]) for name in WEIGHTS} for one, received in Sending.up]
+    assert sorted([torch.equal(*pair) for pair in one.values()] for one in sent) == [[False, False], [False, False], [False, True], [True, False]]
+    for name in WEIGHTS:
+        wanted = torch.stack([one[name][0] for one in sent]).double().mean(0).float()
+        torch.testing.assert_close(f.server[name].groups["parameters"], wanted, rtol=0, atol=1e-7)
 
 
 def test_without_thresholds_everything_goes_up(tmp_path: Path) -> None:

@@ -108,6 +108,12 @@ def test_resnet9_counts(kind, expected):
     assert buffers(nets[0]) == (4_488 if kind["norm"] == "bn" else 0)
 
 
+def test_fedmatch_has_no_biases():
+    """6,568,640 numbers for each summand, 26,274,560 bytes."""
+    net = on_paper("resnet9:fedmatch", 10, 3)
+    assert count(net) == 6_568_640 and not any("bias" in name for name, _ in net.named_parameters())
+
+
 def test_resnet9_names():
     places = ["prep", "layer1_head", "layer1_residual.0", "layer1_residual.1", "layer2", "layer3_head"]
     places += ["layer3_residual.0", "layer3_residual.1"]

@@ -12,8 +12,7 @@ from fallow.recipes.grid import Cell, Grid
 from fallow.recipes.reading import recipe
 from fallow.tables.published import figures
 
-BUILDING = {"FedLabel"}  # rows of methods that are being built: may only ever lose entries
-ELSEWHERE = {"FedCon", "FedIRM", "Fed-Consist", "Fixed labels"}  # other people's systems that (FL)2's, RSCFed's and CBAFed's tables quote
+ELSEWHERE = {"FedCon", "FedIRM", "Fed-Consist"}  # other people's systems that (FL)2's, RSCFed's and CBAFed's tables quote
 TINY: dict[str, Any] = {
     "data": "few-digits", "model": "small-cnn", "image": {"normalise": None}, "clients": 3, "active": None, "rounds": 1, "steps": 1, "epochs": None,
     "batch": 8, "server_batch": None, "server_epochs": None, "server_steps": 1, "partition": "iid", "unlabelled_partition": None,
@@ -22,7 +21,7 @@ TINY: dict[str, Any] = {
 FOREIGN = {  # systems of papers with code of their own, and where their own figures are printed
     "FedMatch": "", "FML": "", "semiFed": "", "HeteroFL": "", "EASGD": "", "OverlapSGD": "", "DataSharing": "", "Pi-Model": "", "Pseudo-Labeling": "",
     "Mean Teacher": "", "MixMatch": "", "ReMixMatch": "", "UDA": "", "FixMatch": "", "SemiFL": "semifl", "FedRGD": "fedrgd", "FedLoKe": "fedloke",
-    "FedDure": "feddure", "FedDB": "feddb", "RSCFed": "rscfed",
+    "FedDure": "feddure", "FedDB": "feddb", "RSCFed": "rscfed", "FedLabel": "", "Fixed labels": "",
 }  # fmt: skip
 
 
@@ -41,12 +40,11 @@ def places(name: str) -> list[tuple[str, Grid, Cell]]:
 NAMES = sorted({f.method for f in figures()})
 
 
-def test_the_list_of_those_being_built_is_no_longer_than_it_must_be() -> None:
-    waiting = {name for name in NAMES if all(grid.missing(name) for _, grid, _ in places(name))}
-    assert waiting == BUILDING | ELSEWHERE
+def test_only_other_peoples_systems_are_missing_in_a_table() -> None:
+    assert {name for name in NAMES if any(grid.missing(name) for _, grid, _ in places(name))} == ELSEWHERE
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in BUILDING | ELSEWHERE])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in ELSEWHERE])
 def test_a_round_of_every_published_method(name: str, tmp_path: Path) -> None:
     """The row's settings with small data, a small net and little work."""
     _, grid, cell = next((table, grid, cell) for table, grid, cell in places(name) if not grid.missing(name))

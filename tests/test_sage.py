@@ -58,6 +58,15 @@ def test_worked_targets():
     assert plain == pytest.approx((1.0187856952, 0.5209383106), abs=1e-10)
 
 
+def test_the_surer_of_both_labels():
+    """FedLabel, a lambda of 0 or 1: of labels that are sure enough the one of the surer model, of equally sure ones the local one."""
+    local, received = probabilities([*LOCAL, [0, 3, 0]]), probabilities([*RECEIVED, [3, 0, 0]])
+    for threshold, sure in ((0.93, [True, True, True, False, False]), (0.5, [True, True, True, False, True])):
+        target, used = method(threshold=threshold, trust="surer").target(local, received)
+        assert used.tolist() == sure
+        assert target[used].argmax(1).tolist() == [0, 0, 1, 1][: used.sum()] and torch.equal(target, one_hot(target.argmax(1), target))
+
+
 @pytest.mark.parametrize("gap, expected", [(0, 0.9999861372), (0.01, 0.8705384950), (0.05, 0.4999930686), (0.1, 0.2499965343)])
 def test_how_fast_the_local_label_loses_weight(gap, expected):
     local, received = double([[0.97, 0.03, 0]]), double([[0, 0.97 - gap, 0.03 + gap]])

@@ -199,6 +199,42 @@ def test_rounds_of_own_models(name: str, tmp_path: Path, monkeypatch: pytest.Mon
             close(f.keep.read(k)["personal"], weights_of(net))
 
 
+@pytest.mark.parametrize("name", ["easgd", "overlapsgd"])
+def test_who_comes_late_has_the_first_weights(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """x_k = z at the run's start, and who takes no part keeps x_k: not the centre as it is by then."""
+    kind, starts = find(name), list[Any]()
+    made = kind.plan
+
+    def plan(self: Any, party: Any, found: Any) -> Any:
+        starts.append((party.round, party.id, party.personal.state.groups["parameters"].clone()))
+        return made(self, party, found)
+
+    monkeypatch.setattr(kind, "plan", plan)
+    f = federated(tmp_path, name, **ALL | {"active": 1}, norm="gn", rounds=6)
+    first, seen = f.server.model.groups["parameters"].clone(), set[int]()
+    for number in range(6):
+        f.round(number)
+    for _, client, x in starts:
+        assert torch.equal(x, first) == (client not in seen)
+        seen.add(client)
+    assert len(seen) > 1
+
+
+@pytest.mark.usefixtures("in_double")
+def test_statistics_of_those_who_are_there() -> None:
+    """statistics=average: the centre's are the mean of the participants', also where one of the active ones sends nothing."""
+    kind = find("easgd")
+    o = kind.Options(method="easgd", clients=2, statistics="average", server_lr=0.5)
+    server = Server(SimpleNamespace(options=o), None)  # type: ignore[arg-type]
+    net = nn.BatchNorm1d(1)
+    server["model"] = State.of(net)
+    server.sent = server.model
+    net.running_mean.fill_(4.0)  # type: ignore[union-attr, operator]
+    net.weight.data.fill_(3.0)
+    kind(o, 3).merge(server, Updates([Update(model=State.of(net))]))
+    assert float(server.model["running_mean"]) == 4.0 and float(server.model["weight"]) == pytest.approx(1 + 0.25 * 2)
+
+
 def are_statistics_of(state: State, f: Any) -> None:
     """Those that plain torch makes for these weights over the whole training set, in batches of 250."""
     net = net_of(state, "bn")

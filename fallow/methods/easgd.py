@@ -41,7 +41,7 @@ class EASGD(Method[OwnSlot, OwnParty, Batch]):
                 raise UserError(f"server_lr={self.server_lr:g} pulls the server's model past the clients' mean", "use server_lr=1 or less")
 
     def holds(self) -> Held:
-        return {"personal": Net(keep=True, start="model")}                               # x_k
+        return {"personal": Net(keep=True, start="initial")}                             # x_k, z at first
 
     def supervised(self, s: OwnSlot, b: Batch) -> None:
         loss = cross_entropy(s.personal(b.x.labelled), b.x.y)
@@ -63,7 +63,7 @@ class EASGD(Method[OwnSlot, OwnParty, Batch]):
     def merge(self, server: Server, updates: Updates) -> None:
         average, there = mean(updates), len(updates) / self.o.active_count
         z = server.model.only(*average.groups)                                           # statistics made for the old z are not the new one's
-        server.move(z.lerp(average, there))                                              # z + alpha sum_k (x_k - z)
+        server.move(z.lerp(average, there).having(average, "statistics"))                # z + alpha sum_k (x_k - z)
 
 
 class OverlapSGD(EASGD):

@@ -355,9 +355,10 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         if party.is_server:
             return Update(sigma=sigma, model=self.whole(party, theta))
         o, received, up = self.o, party.received, {}
-        if len(party.labelled):
+        both = o.labels == "clients"  # a summand that was not trained counts as it came
+        if both or len(party.labelled):
             up["sigma"] = cut(sigma, received["sigma"], o.delta_threshold)
-        if len(party.unlabelled):
+        if both or len(party.unlabelled):
             up["psi"] = cut(psi, received["psi"], o.delta_threshold, o.l1_threshold)
         for name, state in up.items():
             getattr(party, name).load(state)  # what stays here is what the server has

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ class SAGE(Method[TaughtSlot, Party, Batch]):
     class Options(Method.Options):
         threshold: float = key(0.95, "confidence a pseudo-label needs, of the local or the received model", "tau", ge=0)
         kappa: float = key(math.log(2) / 0.05, "how fast the local label loses weight with the gap of confidences", "kappa", ge=0)
+        trust: Literal["gap", "surer"] = key("gap", "a sure local label gives way as confidences part, or wholly where the received model is surer (FedLabel)")
         weight: float = key(1.0, "of the unlabelled loss", ge=0)
 
         def refuse(self) -> None:
@@ -62,8 +64,8 @@ class SAGE(Method[TaughtSlot, Party, Batch]):
         (cl, yl), (cg, yg) = local.max(1), received.max(1)
         sure_l, sure_g = cl >= self.o.threshold, cg >= self.o.threshold
         gap = ((cl - cg).abs() + 1e-6).clamp_max(1.0)
-        trust = (-self.o.kappa * gap).exp().clamp_min(1e-6)[:, None]                      # lambda
-        mixed = trust * one_hot(yl, local) + (1 - trust) * one_hot(yg, local)
+        trust = (-self.o.kappa * gap).exp().clamp_min(1e-6) if self.o.trust == "gap" else (cl >= cg).to(cl)  # lambda
+        mixed = trust[:, None] * one_hot(yl, local) + (1 - trust[:, None]) * one_hot(yg, local)
         return torch.where(sure_l[:, None], mixed, one_hot(yg, local)), sure_l | sure_g
 
     def step(self, s: TaughtSlot, b: Batch) -> None:

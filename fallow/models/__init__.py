@@ -35,6 +35,7 @@ _MODELS = {
     "simple-cnn": _Entry(LeNet, "none", 16),
     "resnet8": _Entry(ResNet8, "bn", 1),
     "resnet9": _Entry(ResNet9, "bn", 8),
+    "resnet9:fedmatch": _Entry(partial(ResNet9, conv_bias=False, linear_bias=False), "none", 8),
     "resnet18": _Entry(ResNet18, "bn", 1),
     "resnet18:imagenet": _Entry(ResNet18ofImageNet, "bn", 1),
     "wrn-28-2": _Entry(partial(WideResNet, widen=2), "bn", 1),
