@@ -28,6 +28,7 @@ from fallow.methods.feddb import FedDB
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.labelling import cuts, debiased, hard, mean_prediction, weak_logits
 from fallow.methods.state import State
+from fallow.recipes.reading import recipe
 from fallow.runs import prepare
 from fallow.runs.settings import resolve
 
@@ -493,3 +494,7 @@ def test_readings() -> None:
     _, o = resolve({}, {"method": "feddb", "reading": "released"})
     assert (o.dma, o.app_u_over, o.reduction, o.server_momentum, o.statistics) == ("code", "accepted", "selected", 0.5, "batch")
     assert o.labelled_as_unlabelled and o.batch == "full"
+    for number, setting, delta in (("2", "delta=0.3", 0.3), ("3", "delta=0.1", 0.1), ("4", "delta=0.1", 0.1)):
+        for reading, split in (("recommended", f"dirichlet-capped:{delta},min_size=1"), ("paper", f"dirichlet-client:{delta}")):
+            given = {"data": "svhn", "setting": setting, "method": "DPL and DMA" if number == "4" else "FedDB", "reading": reading}
+            assert resolve(recipe(f"feddb/table{number}"), given)[1].partition == split

@@ -14,8 +14,10 @@ from fallow.engine.feed import Batch, Part
 from fallow.methods.fl2 import FL2, shares
 from fallow.methods.parts.sharpness import ascent
 from fallow.methods.parts.thresholds import by_class
+from fallow.recipes.reading import recipe
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
+from fallow.runs.settings import resolve
 
 
 def double(rows):
@@ -26,6 +28,13 @@ def federated(path, **keys):
     kind, options, source, federation = prepare(None, TINY | {"method": "fl2", "labels": "server", "norm": "bn", "threshold": 0.12} | keys)
     path.mkdir(exist_ok=True)
     return Run(RunFolder(path), kind, options, source, federation).federated
+
+
+@pytest.mark.parametrize("setting, alone", [("cifar10 labels=10 iid", 10), ("cifar100 labels=400 iid", 10), ("svhn labels=40 iid", 102), ("svhn labels=250 iid", 16)])
+def test_the_papers_eight_hundred_rounds(setting, alone):
+    """T = 800 of both; before them the code's server trains alone, floor(2048 / (5 floor(N_L / 10))) times on SVHN."""
+    found = {r: resolve(recipe("fl2/table1"), {"setting": setting, "reading": r})[1] for r in ("released", "paper")}
+    assert [(found[r].warmup_rounds, found[r].rounds, found[r].schedule) for r in found] == [(alone, 800 + alone, "constant"), (0, 800, "cosine")]
 
 
 # -- Example A ---------------------------------------------------------------------------------------------------------------

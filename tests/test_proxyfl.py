@@ -105,6 +105,13 @@ def test_dissimilar_rows_are_no_negatives():
     assert contrast(v, OMEGA, torch.eye(3, dtype=torch.bool), torch.eye(3, dtype=torch.float64)).tolist() == [0, 0, 0]
 
 
+def test_what_is_as_sure_as_the_threshold():
+    """The code's >=; the paper's row of the table prints >."""
+    even = double([0.5, 0.75, 0.25])
+    assert method(threshold=0.5).passes(even).tolist() == [True, True, False]
+    assert method(threshold=0.5, sure="received").passes(even).tolist() == [False, True, False]
+
+
 # -- Example C: the prior ----------------------------------------------------------------------------------------------------
 def test_worked_prior():
     counts, old = double([[10, 5, 5], [2, 14, 4]]), double([1 / 3] * 3)

@@ -62,7 +62,7 @@ class ProxyFL(Method[ProxySlot, ProxyParty, Columns]):
         threshold: float = key(0.95, "confidence a pseudo-label needs", "tau", ge=0)
         weight: float = key(1.0, "of the unlabelled loss", ge=0)
         proxy_weight: float = key(1.0, "of the contrastive loss (ICPL)", ge=0)
-        sure: Literal["either", "received"] = key("either", "whose confidence counts: the received or the local model's, or the received one's")
+        sure: Literal["either", "received"] = key("either", "whose confidence counts: the received or the local model's, or the received one's, which must be above the threshold")
         candidates: Literal["received", "label"] = key("received", "classes of a labelled sample: as the received model sees it, or its label")
         unsure_weights: Literal["received", "local"] = key("received", "whose probabilities weigh the proxies of an unsure sample (Eq. 6: local)")
         contrast_over: Literal["all", "apart"] = key("all", "contrastive loss: one mean, or one of the sure and one of the unsure (Eq. 8)")
@@ -125,7 +125,7 @@ class ProxyFL(Method[ProxySlot, ProxyParty, Columns]):
             label, confidence = received.argmax(1), received.amax(1)
             if self.o.sure == "either":
                 confidence = torch.maximum(confidence, local.amax(1))
-            used = confidence >= self.o.threshold
+            used = self.passes(confidence)
             loss = loss + self.o.weight * masked_mean(smoothed_kl(one_hot(label, local), zs), used)       # L_u
             when = None if b.x or self.o.proxy_weight else used.any()
             if self.o.proxy_weight:
@@ -136,13 +136,17 @@ class ProxyFL(Method[ProxySlot, ProxyParty, Columns]):
         s.counts.add_(b.counted * counts)
         s.log(loss=loss)
 
+    def passes(self, confidence: Tensor) -> Tensor:
+        """Reaches tau, or, as the paper prints it, is above it."""
+        return confidence > self.o.threshold if self.o.sure == "received" else confidence >= self.o.threshold
+
     def icpl(self, s: ProxySlot, b: Columns, h: list[Tensor], gx: Tensor, received: Tensor, local: Tensor, used: Tensor) -> Tensor:
         """Eqs. 6 to 8: each unlabelled view near the proxies of its classes, apart from rows that are of none of them."""
         p, sure = received.repeat(2, 1), used.repeat(2)
         pull = p if self.o.unsure_weights == "received" else local.repeat(2, 1)
         if b.x:
             of_x = one_hot(b.x.y, p) if self.o.candidates == "label" else gx.softmax(1)
-            p, pull, sure = torch.cat([of_x, p]), torch.cat([of_x, pull]), torch.cat([of_x.amax(1) >= self.o.threshold, sure])
+            p, pull, sure = torch.cat([of_x, p]), torch.cat([of_x, pull]), torch.cat([self.passes(of_x.amax(1)), sure])
         likeliest = one_hot(p.argmax(1), p)
         candidates = torch.where(sure[:, None], likeliest > 0, p > s.prior)                        # xi
         weights = torch.where(sure[:, None], likeliest, pull * candidates)
