@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from fallow.errors import UserError
+from fallow.limits import check_room
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 OTHER_FOLDER = "choose another folder with --out"
@@ -45,10 +46,12 @@ def errors_as_user_errors(path: Path, remedy: str = OTHER_FOLDER) -> Iterator[No
 
 
 def read(path: Path, remedy: str = "restore it from a copy") -> bytes:
-    """A file's bytes, or a sentence; a pipe or a device that took its place is not waited for."""
+    """A file's bytes, or a sentence; a pipe or a device that took its place is not waited for, what is larger than the memory not read."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
             raise UserError(f"{path} is not a file", remedy)
+        check_room(about.st_size, f"reading {path}", remedy)
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} is missing", remedy) from None

@@ -194,3 +194,8 @@ def test_what_is_shown_of_a_value_is_short() -> None:
     assert len(str(told.value)) < 400
 
 
+
+
+@pytest.mark.parametrize("word", ["data=folder:~nouser/a,b", "data=csv:~nouser/a,b.csv", "method=~nouser/a,b.py:X,fixmatch", "model=~nouser/a,b.py:X,small-cnn"])
+def test_homes_of_nobody_among_several_values(word: str, fallow_cli: Any) -> None:
+    assert "begins with the home of a user who is not known" in fallow_cli("run", word, "--dry-run").sentence

@@ -42,6 +42,7 @@ class Run:
                 raise UserError(f"{folder.config} has {name}={shown(config[name])}, which is no name", "restore the file")
         if not isinstance(config.get("seed", 0), int):
             raise UserError(f"{folder.config} has seed={config['seed']!r}, which is no whole number", "restore the file")
+        folder.check_settings()
         rows = folder.rows()
         if not all(isinstance(r, dict) and isinstance(r.get("round"), int) for r in rows):
             raise UserError(f"{folder.metrics} has a line that is no round", "restore the file, or start the run again")

@@ -22,6 +22,7 @@ from fallow.data.views import view_names
 from fallow.errors import UserError
 from fallow.keys.section import Keys
 from fallow.methods import REGISTERED, find, is_own
+from fallow.paths import user_path
 from fallow.recipes.grid import Grid, slug
 from fallow.runs.settings import UNHASHED
 from fallow.schedule import Schedule
@@ -204,7 +205,7 @@ def _is_code(value: Any, is_named: Callable[[str], bool]) -> bool:
     if not isinstance(value, str) or not is_named(value):
         return False
     where = value.rpartition(":")[0]
-    return "," not in value or Path(where).expanduser().is_file()
+    return "," not in value or user_path(where).is_file()
 
 
 def _is_data(value: Any) -> bool:
@@ -212,5 +213,5 @@ def _is_data(value: Any) -> bool:
         return False
     kind, colon, rest = value.partition(":")
     if colon and kind in PATHS:
-        return "," not in rest or Path(rest).expanduser().exists()
+        return "," not in rest or user_path(rest).exists()
     return any(value == listed.name for listed in sources.names()) or Path(value).is_dir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fallow.errors import UserError
 from fallow.runs.manifest import Manifest, damaged, sha256
 
 Row = dict[str, Any]
+LARGEST = sys.float_info.max
 # what a summary must have to be read
 SUMMARY: dict[str, Any] = {
     "status": str, "last": int | float | None, "best": int | float | None, "best_round": int | None, "rounds": int,
@@ -74,7 +76,13 @@ class MetricsFile:
 
 
 def is_summary(tree: Any) -> bool:
-    return isinstance(tree, dict) and all(name in tree and isinstance(tree[name], kind) for name, kind in SUMMARY.items())
+    return isinstance(tree, dict) and all(name in tree and _is(tree[name], kind) for name, kind in SUMMARY.items())
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """A number is one that a float can hold."""
+    number = isinstance(value, int | float)
+    return isinstance(value, kind) and not (number and (isinstance(value, bool) or not -LARGEST <= value <= LARGEST))
 
 
 def plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,8 +17,10 @@ from fallow import disk, models
 from fallow.data.views import Views
 from fallow.errors import UserError
 from fallow.machine import cores, device_of
+from fallow.paths import user_path
 
 BATCHES = {"cpu": (4, 32), "cuda": (256, 256)}  # images; on CUDA as many as the slots of a round have together
+LONGEST = 1e6  # seconds that an image can be said to take
 SLOW = 0.25  # seconds of a step after which no larger batch is tried
 SLOTS = 1.5  # a step of a round's slots against one step on all their images (results/bench/engine-h200.json: 0.8 to 2)
 
@@ -88,14 +91,19 @@ def _seconds(call: Callable[[int], None], batches: tuple[int, ...], device: torc
 
 
 def _file() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fallow" / "speed.json"
+    return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "fallow" / "speed.json"
 
 
 def _read() -> dict[str, list[float]]:
     try:
-        return dict(json.loads(disk.read(_file())))
-    except (UserError, ValueError, TypeError, RecursionError):
+        found = json.loads(disk.read(_file()))
+    except (UserError, ValueError, RecursionError):
         return {}
+    return {key: pair for key, pair in found.items() if _is_pair(pair)} if isinstance(found, dict) else {}
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(n, float) and 0 < n < LONGEST for n in value)
 
 
 def _write(known: dict[str, list[float]]) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fallow import disk
-from fallow.errors import UserError
 from fallow.keys.section import Keys
+from fallow.runs.folder import RunFolder
 from fallow.runs.settings import differences
 from fallow.tables.grids import Entry, Grids
 from fallow.tables.running import Failure
@@ -63,8 +61,12 @@ def _line(grids: Grids, entry: Entry, place: Path, seeds: int | None, failed: di
         number = path.name.removeprefix("seed-")
         if not re.fullmatch("[0-9]{1,9}", number) or (seeds is not None and int(number) >= seeds):
             continue
-        summary = _summary(path)
-        if summary is None or summary.get("status") != "finished" or summary["last"] is None:
+        try:
+            summary = _summary(path)
+        except ValueError:
+            notes.append(f"seed {number} is damaged")
+            continue
+        if summary is None or summary["status"] != "finished" or summary["last"] is None:
             notes.append(f"seed {number} unfinished")
             continue
         other = differences(read_yaml(path / "config.yaml"), grids.expected(entry, int(number)))
@@ -82,18 +84,17 @@ def collect(grids: Grids, place: Path, target: Path) -> list[Path]:
     out = []
     for entry in grids.entries:
         for path in sorted((place / entry.folder).glob("seed-*")):
-            summary = _summary(path)
-            if summary and summary.get("status") == "finished":
+            if RunFolder(path).concluded() == "finished":
                 out.append(thin(path, target / entry.folder / path.name))
     return out
 
 
 def _summary(path: Path) -> Keys | None:
+    """What a run came to, as its manifest vouches for it; None where it has not ended, ValueError where that cannot be read."""
     try:
-        found = json.loads(disk.read(path / "summary.json"))
-    except (UserError, ValueError, RecursionError):
+        return RunFolder(path).read_summary()
+    except FileNotFoundError:
         return None
-    return found if isinstance(found, dict) and {"status", "last", "best"} <= set(found) else None
 
 
 def _format_keys(keys: Keys) -> str:

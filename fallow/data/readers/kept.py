@@ -45,7 +45,11 @@ class Entry(NamedTuple):
 
 
 def home() -> Path:
-    return user_path(os.environ.get("FALLOW_CACHE") or "~/.cache/fallow") / "decoded"
+    return user_path(_place()) / "decoded"
+
+
+def _place() -> str:
+    return os.environ.get("FALLOW_CACHE") or "~/.cache/fallow"
 
 
 def key_of(paths: Sequence[Path], settings: Settings) -> str:
@@ -59,8 +63,8 @@ def key_of(paths: Sequence[Path], settings: Settings) -> str:
 
 def find(key: str, count: int) -> Decoded | None:
     """The images of so many files, mapped from disk; None where there are none, or none to be trusted."""
-    path = home() / f"{key}{ENDING}"
     try:
+        path = home() / f"{key}{ENDING}"
         with open(path, "rb") as file:
             header, start = _header(file)
             n, channels, height, width = shape = tuple(map(int, header["shape"]))
@@ -71,7 +75,7 @@ def find(key: str, count: int) -> Decoded | None:
             images = np.memmap(file, np.uint8, "c", start, shape)
         if hashlib.sha256(images.data).hexdigest() != header["sha256"]:
             raise ValueError("checksum")
-    except FileNotFoundError:
+    except (FileNotFoundError, UserError):  # nothing there, or nobody's home
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         log.warning("the decoded images in %s are not as they were written (%s); they are decoded again", shown(path), error)
@@ -87,10 +91,11 @@ def keep(key: str, decoded: Decoded, data: str) -> None:
     header = {"data": shown(data), "shape": images.shape, "bad": list(decoded.bad.items()), "sha256": hashlib.sha256(images.data).hexdigest()}
     head = json.dumps(header).encode("utf-8", "backslashreplace")
     wanted = -(-(len(MAGIC) + 8 + len(head)) // PAGE) * PAGE
-    path, most = home() / f"{key}{ENDING}", _most()
+    most = _most()
     if wanted + images.nbytes > most:
         return
     try:
+        path = home() / f"{key}{ENDING}"
         path.parent.mkdir(parents=True, exist_ok=True)
         check_disk(wanted + images.nbytes, path.parent, "keeping the decoded images")
         with disk.replacing(path) as file:
@@ -99,7 +104,7 @@ def keep(key: str, decoded: Decoded, data: str) -> None:
         _prune(path, most)
     except (OSError, UserError) as error:
         why = error.cause if isinstance(error, UserError) else error.strerror or error
-        log.warning("the decoded images cannot be kept in %s (%s); the next run decodes them again", shown(path.parent), why)
+        log.warning("the decoded images cannot be kept in %s (%s); the next run decodes them again", shown(_place()), why)
 
 
 def _most() -> float:
