@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import statistics
+import sys
+from pathlib import Path
 from typing import Any
 
 from rich.progress import Progress
@@ -44,7 +48,19 @@ def main() -> None:
     for found in results.values():
         for result in found:
             console.say(f"  {result.path}")
-    console.print("Next: fallow run demo method=semifl labels=server label_count=50, fallow compare runs, fallow list methods")
+    typed = command()
+    console.print("Next:")
+    for words in ("run demo method=semifl labels=server label_count=50", "compare runs", "list methods"):
+        console.say(f"  {typed} {words}")
+
+
+def command() -> str:
+    """`fallow` as one can type it here: the one beside this Python, where the shell finds none."""
+    beside = Path(sys.executable).with_name("fallow")
+    if shutil.which("fallow") or not beside.exists():
+        return "fallow"
+    here = os.path.relpath(beside)
+    return str(beside) if here.startswith("..") else here
 
 
 if __name__ == "__main__":

@@ -40,7 +40,24 @@ def first_line(error: BaseException) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The remedy for a name that is not known: the nearest one, or all of them."""
+    """The remedy for a name that is not known: the nearest one, those that begin with it, or all of them.
+
+    >>> suggest("fixmach", ["fixmatch", "fedavg"]), suggest("dirichlet", ["iid", "dirichlet-capped", "dirichlet-equal"])
+    ("did you mean 'fixmatch'?", "did you mean 'dirichlet-capped' or 'dirichlet-equal'?")
+    """
     known = sorted(known)
-    near = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else "known are " + ", ".join(known)
+    near = close(word, known)
+    return f"did you mean {near}?" if near else "known are " + ", ".join(known)
+
+
+def close(word: str, known: Iterable[str]) -> str:
+    """The names that may be meant, with `or` between them: one a slip away, those that begin with the word, or the nearest; else empty."""
+    known = list(dict.fromkeys(known))
+    longer = [name for name in known if len(word) > 2 and name.startswith(word)]
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.85)
+    near = near or (longer if 0 < len(longer) <= AT_MOST else difflib.get_close_matches(word, known, n=1, cutoff=0.6))
+    *others, last = [repr(name) for name in near] or [""]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+AT_MOST = 6  # names that a question offers

@@ -32,7 +32,7 @@ COMMAND: Any = typer.main.get_command(app)
     ("run --seed -1", "run seed=-1"), ("run --threshold 0.5 -q", "run threshold=0.5 -q"),  # a key of some methods
     ("run --deterministic rounds=2", "run deterministic=true rounds=2"), ("run --data-dir D --clients 3", "run --data-dir D clients=3"),
     ("run --deterministic false", "run deterministic=false"), ("run --data-dir=D", "run --data-dir=D"),
-    ("split --clients 3", "split clients=3"), ("run --nonsense 3", "run --nonsense 3"), ("predict --device cpu a b", "predict --device cpu a b"),
+    ("split --clients 3", "split clients=3"), ("predict --device cpu a b", "predict --device cpu a b"),
     ("", ""), ("--version", "--version"),
 ])  # fmt: skip
 def test_keys_as_flags(typed: str, meant: str) -> None:

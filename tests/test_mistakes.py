@@ -86,7 +86,7 @@ WRONG = {
     "partition=shards:11": "shards:11 with 10 classes; use a whole number from 1 to 10.",
     "partition=natural": "partition=natural, but the data does not say which client a sample is from; use data with client ids, or",
     "--stop-after=0": "--stop-after 0 is not a round; rounds count from 1.",
-    "--stopafter=1": "No such option: --stopafter",
+    "--stopafter=1": "there is no flag or key --stopafter; did you mean '--stop-after'?",
     "--out=file": "file is a file, not a folder; choose another folder with --out.",
     "--out=file/deeper": "file/deeper cannot be written (Not a directory); choose another folder with --out.",
 }
@@ -108,8 +108,8 @@ def test_of_recipes(fallow_cli: Any) -> None:
     Path("loop.yaml").write_text("inherit: loop.yaml\n")
     Path("bytes.yaml").write_bytes(b"\xff\xfe\x00")
     for name, sentence in {
-        "nosuch": "there is no recipe 'nosuch'; known are cbafed/base, ",
-        "defalt": "there is no recipe 'defalt'; did you mean 'default'? (or give a path to a .yaml file)",
+        "nosuch": "there is no recipe 'nosuch'; write method=NAME, data=NAME, or one of `fallow list recipes`.",
+        "defalt": "there is no recipe 'defalt'; did you mean 'default'?",
         "no.yaml": "there is no file no.yaml; check the path.",
         "broken.yaml": "broken.yaml is not valid YAML in line ",
         "list.yaml": "list.yaml holds no keys; write one `key: value` per line.",
@@ -196,7 +196,7 @@ def through(tmp_path: Path) -> Path:
 def test_no_such_run(fallow_cli: Any) -> None:
     for command in ("resume", "compare"):
         assert fallow_cli(command, "nosuch").sentence == "there is no run at nosuch; give the folder of a run, such as runs/NAME."
-        assert "; see `fallow --help`." in fallow_cli(command).sentence
+        assert f"; write fallow {command} RUN" in fallow_cli(command).sentence
 
 
 @pytest.mark.parametrize("damage", ["server.safetensors", "index.json", "empty", "federation.npz", "metrics.jsonl", "keep"])

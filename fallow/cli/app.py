@@ -12,7 +12,7 @@ from fallow.cli.commands import Commands
 from fallow.errors import UserError
 from fallow.said import Speaker
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]})
 silent = os.environ.get("RANK", "0") != "0"  # under torchrun rank 0 speaks for all
 console = Speaker(quiet=silent)
 if not console.is_terminal:
@@ -55,10 +55,13 @@ def common(
 
 def words_of(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
     """A recipe, if the first word is no key=value, and the keys."""
+    from fallow.recipes.reading import place
     from fallow.trees import parse_pairs
 
     words = list(words or [])
     recipe = words.pop(0) if words and "=" not in words[0] else None
+    if recipe is not None:
+        place(recipe)
     keys = parse_pairs(words)
     for flag in ("out", "name", "stop_after", "download", "watch", "trust"):
         if flag in keys:

@@ -163,7 +163,7 @@ def watch(
 
 @app.command()
 def figure(
-    name: Annotated[str, typer.Argument(help="See `fallow list figures`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="See `fallow list figures`.")],
     paths: Annotated[list[str], typer.Argument(metavar="RUN...")],
     out: Annotated[str, typer.Option("--out", "-o", help="File: .png, .svg or .pdf.")],
     width: Annotated[float, typer.Option(help="Inches; 3.5 is a column of a two-column page.")] = 3.5,

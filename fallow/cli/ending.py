@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from fallow import said
-from fallow.cli import flags
+from fallow.cli import flags, usage
 from fallow.cli.app import app, mode, silent
 from fallow.errors import UserError
 from fallow.said import Speaker
@@ -42,8 +42,10 @@ def main() -> None:
         if (told := _too_much(e)) and not mode.debug:
             _end(str(told), 2)
         if hasattr(e, "format_message") and hasattr(e, "exit_code"):  # click's own: a wrong flag, a missing argument
-            cause = e.format_message().rstrip(". ")
-            _end(cause if cause.endswith("?") else f"{cause}; see `fallow --help`.", 2)
+            if usage.is_page(e):
+                Speaker(stderr=True, quiet=silent).print(e.format_message())
+                sys.exit(2)
+            _end(str(usage.mistake(e)), 2)
         raise
 
 

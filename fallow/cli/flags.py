@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fallow.errors import UserError
+from fallow.errors import UserError, close
 
 COMMANDS = ("run", "split", "resume")  # that take keys
 
 
 def understood(words: Sequence[str], command: Any) -> list[str]:
-    """The words of a command line, keys that were written as flags as `key=value` in their places."""
+    """The words of a command line, keys that were written as flags as `key=value` in their places; `help run` as `run --help`."""
+    if words and words[0] == "help":
+        return [*words[1:], "--help"]
     at = next((i for i, word in enumerate(words) if not word.startswith("-")), len(words))
     name = words[at] if at < len(words) else ""
     if name not in COMMANDS:
         return list(words)
-    flags = {flag: bool(option.is_flag) for option in command.commands[name].params for flag in option.opts if flag.startswith("-")}
+    flags: dict[str, bool] = {flag: bool(option.is_flag) for option in command.commands[name].params for flag in option.opts if flag.startswith("-")}
     out, rest = list(words[: at + 1]), list(words[at + 1 :])
     while rest:
         word = rest.pop(0)
@@ -28,8 +30,8 @@ def understood(words: Sequence[str], command: Any) -> list[str]:
             continue
         key = flag[2:].replace("-", "_")
         if not _is_key(key):
-            out.append(word)
-        elif equals:
+            raise UserError(f"there is no flag or key {flag}", _nearest(flag, flags, name))
+        if equals:
             out.append(f"{key}={value}")
         elif rest and "=" not in rest[0] and not rest[0].startswith("--"):
             out.append(f"{key}={rest.pop(0)}")
@@ -38,6 +40,14 @@ def understood(words: Sequence[str], command: Any) -> list[str]:
         else:
             raise UserError(f"{flag} has no value", f"write {key}=VALUE")
     return out
+
+
+def _nearest(flag: str, flags: Iterable[str], command: str) -> str:
+    from fallow.config import Config
+
+    known = [f"--{name.replace('_', '-')}" for kind in (Config, *_methods()) for name in kind.model_fields]
+    near = close(flag, [*flags, *known])
+    return f"did you mean {near}?" if near else f"`fallow {command} --help` lists those there are"
 
 
 def _is_key(name: str) -> bool:

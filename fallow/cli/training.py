@@ -25,7 +25,7 @@ def run(
     trust: Trust = False,
     jobs: Annotated[int | None, typer.Option(help="Of a grid: runs at a time at most (default: as the machine allows).", min=1)] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would be, and its memory and time; run nothing.")] = False,
-    show_help: Annotated[bool, typer.Option("--help", help="Show this, and the keys of the method.")] = False,
+    show_help: Annotated[bool, typer.Option("--help", "-h", help="Show this, and the keys of the method.")] = False,
 ) -> None:
     """Train a federation.
 

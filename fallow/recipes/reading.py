@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fallow.errors import UserError, suggest
+from fallow.config import Config
+from fallow.errors import UserError, close
 from fallow.keys.section import Keys
-from fallow.names import recipes
+from fallow.names import METHODS, recipes
 from fallow.trees import merge, read_yaml, shown
 
 SEEDS = 10_000  # at most
@@ -17,10 +18,7 @@ SEEDS = 10_000  # at most
 
 def recipe(name: str, heirs: tuple[str, ...] = ()) -> Keys:
     """The keys of a recipe: a name, or a path to a YAML file. `inherit: OTHER` takes another one's keys first; a path is from this file."""
-    known = recipes()
-    path = known.get(name) or (Path(name) if name.endswith((".yaml", ".yml")) else None)
-    if path is None:
-        raise UserError(f"there is no recipe {name!r}", suggest(name, known) + " (or give a path to a .yaml file)")
+    known, path = recipes(), place(name)
     if name in heirs:
         raise UserError(f"the recipe {name} inherits from itself", "name another one in its `inherit`, or none")
     keys = checked(read_yaml(path), name)
@@ -32,6 +30,31 @@ def recipe(name: str, heirs: tuple[str, ...] = ()) -> Keys:
     if parent not in known and parent.endswith((".yaml", ".yml")):
         parent = os.path.normpath(path.parent / parent)
     return merge({k: v for k, v in recipe(parent, (*heirs, name)).items() if k not in own}, keys)
+
+
+def place(name: str) -> Path:
+    """Where a recipe lies: one that has this name, or the file of it."""
+    known = recipes()
+    path = known.get(name) or (Path(name) if name.endswith((".yaml", ".yml")) else None)
+    if path is None:
+        raise UserError(f"there is no recipe {name!r}", _instead(name, known))
+    return path
+
+
+def _instead(name: str, known: Iterable[str]) -> str:
+    """What a word that is no recipe may have meant: a method, a key, a folder of images, a recipe of nearly that name."""
+    plain = name.rstrip(":")
+    if plain in METHODS:
+        return f"it is a method: write method={plain}"
+    if plain in Config.model_fields:
+        return f"it is a key: write {plain}=VALUE"
+    if os.path.exists(name):
+        return f"if these are your images, write data={name}"
+    if near := close(name, [*known, *(f"method={method}" for method in METHODS)]):
+        return f"did you mean {near}?"
+    if "/" in name or "." in name:
+        return "give the path of a .yaml file, data=PATH for your images, or one of `fallow list recipes`"
+    return "write method=NAME, data=NAME, or one of `fallow list recipes`"
 
 
 def checked(keys: Keys, name: str) -> Keys:

@@ -76,7 +76,8 @@ def plan(
         try:
             options = sources.settings(base, keys, trust)
         except UserError as e:
-            raise UserError(f"{_words(varied)}: {e.cause}", e.remedy) from None
+            told = _words(varied)
+            raise UserError(e.cause if told in e.cause else f"{told}: {e.cause}", e.remedy) from None
         if (identity := _identity(options)) not in seen:
             seen.add(identity)
             members.append((_folder({k: v for k, v in varied.items() if k not in lacking}, options.seed), base, keys, options))

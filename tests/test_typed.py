@@ -1,0 +1,79 @@
+"""What people type who do not know the commands yet, and the sentence that takes them on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fallow import demo
+
+SAID = {
+    # a word in the place of a recipe
+    "run fixmatch": "there is no recipe 'fixmatch'; it is a method: write method=fixmatch.",
+    "run fixmach": "there is no recipe 'fixmach'; did you mean 'method=fixmatch'?",
+    "run method fixmatch": "there is no recipe 'method'; it is a key: write method=VALUE.",
+    "run method: fixmatch": "there is no recipe 'method:'; it is a key: write method=VALUE.",
+    "run photos": "there is no recipe 'photos'; if these are your images, write data=photos.",
+    "run digits": "there is no recipe 'digits'; write method=NAME, data=NAME, or one of `fallow list recipes`.",
+    "run semifl/tabel1": "there is no recipe 'semifl/tabel1'; did you mean 'semifl/table1'?",
+    "run semifl/": "there is no recipe 'semifl/'; did you mean 'semifl/base', 'semifl/table1' or 'semifl/table2'?",
+    "run nowhere/photos": "there is no recipe 'nowhere/photos'; give the path of a .yaml file, data=PATH for your images, or one of",
+    # a word in the place of a command
+    "runn": "there is no command 'runn'; did you mean `fallow run`?",
+    "fixmatch": "there is no command 'fixmatch'; fixmatch is a method; write `fallow run method=fixmatch`.",
+    "method=fixmatch": "there is no command 'method=fixmatch'; write `fallow run method=fixmatch`.",
+    "semifl/table1": "there is no command 'semifl/table1'; write `fallow run semifl/table1`.",
+    "nonsense": "there is no command 'nonsense'; `fallow --help` lists them.",
+    "federation start": "there is no command 'start'; did you mean `fallow federation status`?",
+    # something left out
+    "predict": "RUN is missing; write fallow predict RUN IMAGES (`fallow predict --help` says more).",
+    "predict runs/a": "IMAGES is missing; write fallow predict RUN IMAGES (",
+    "compare": "RUN... is missing; write fallow compare RUN... (",
+    "figure accuracy runs": "--out is missing; write fallow figure NAME RUN... --out ... (",
+    "list": "methods|datasets|models|partitions|recipes|views|figures is missing; write fallow list methods|",
+    "compare runs --rows": "Option '--rows' requires an argument; see `fallow --help`.",
+    # keys and flags
+    "run --round 3": "there is no flag or key --round; did you mean '--rounds'?",
+    "run --dryrun": "there is no flag or key --dryrun; did you mean '--dry-run'?",
+    "run --xyzzy 3": "there is no flag or key --xyzzy; `fallow run --help` lists those there are.",
+    "run partition=dirichlet": "the partition 'dirichlet' is not known; did you mean 'dirichlet-capped', 'dirichlet-client', 'dirichlet-equal'",
+    "run method=fedavg,fixmach": "method=fixmach: there is no method 'fixmach'; did you mean 'fixmatch'?",
+    "run method=fixmatch lr=0,1": "lr=0 is not allowed; give a number above 0 (lr means: local learning rate).",
+}
+
+
+@pytest.mark.parametrize("words", SAID)
+def test_sentences(words: str, fallow_cli: Any) -> None:
+    Path("photos").mkdir()
+    told = fallow_cli(*words.split())
+    assert told.sentence.startswith(SAID[words]), told.err
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("words", ["help run", "run -h", "run --help"])
+def test_ways_to_ask_for_help(words: str, fallow_cli: Any) -> None:
+    told = fallow_cli(*words.split())
+    assert told.code == 0 and told.out.startswith("usage: fallow run [RECIPE]")
+    assert fallow_cli("help").out == fallow_cli("-h").out == fallow_cli().out
+
+
+@pytest.mark.parametrize("group", ["inspect", "federation"])
+def test_a_group_of_commands_lists_them(group: str, fallow_cli: Any) -> None:
+    told = fallow_cli(group)
+    assert told.code == 2 and "\\n" not in told.err
+    assert "Commands:" in told.err.splitlines()
+
+
+def test_the_demos_next_commands_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an activated environment the shell finds no `fallow`; the one beside Python is named then."""
+    beside = tmp_path / ".venv/bin/fallow"
+    beside.parent.mkdir(parents=True)
+    beside.touch(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.executable", str(beside.with_name("python")))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert demo.command() == ".venv/bin/fallow"
+    monkeypatch.setenv("PATH", str(beside.parent))
+    assert demo.command() == "fallow"
