@@ -152,8 +152,8 @@ def test_every_form_of_an_image_has_the_numbers_of_the_command(image: dict[str, 
 def test_what_cannot_be_labelled(pictures: list[Path], tmp_path: Path) -> None:
     result = run(tmp_path)
     for images, said in (
-        (3, "a int cannot be labelled"), ([pictures[0], None], "image 1 is a NoneType, which is no image"),
-        (np.zeros((4, 8, 8), np.float32) - 1, "the images has float32 pixels outside 0 to 1"),
+        (3, "what is of the type int cannot be labelled"), ([pictures[0], None], "image 1 is a NoneType, which is no image"),
+        (np.zeros((4, 8, 8), np.float32) - 1, "the images has pixels of type float32 outside 0 to 1"),
         (np.zeros((2, 8, 8, 4), np.uint8), r"the images have the shape \[2, 8, 8, 4\]"),
         ([np.zeros((2, 8, 8, 3), np.uint8)], r"image 0 is a ndarray of shape \[2, 8, 8, 3\]"), (tmp_path / "none.png", "there is no image .*none.png; give the path"),
     ):  # fmt: skip
@@ -225,7 +225,7 @@ def test_a_test_set_is_held_out_where_none_is_given() -> None:
 
 @pytest.mark.parametrize("data, said", [
     (torch.utils.data.DataLoader(Pairs(torch.zeros(2, 1, 8, 8), torch.zeros(2))), "data is a DataLoader.*give its Dataset, data=loader.dataset"),
-    (7, "data is a int, which cannot be read as images; give a name such as cifar10, a torch Dataset"),
+    (7, "data is of the type int, which cannot be read as images; give a name such as cifar10, a torch Dataset"),
     ((np.zeros((4, 8, 8), np.uint8), np.zeros(3, int)), r"data has 4 images and labels of type int64 and shape \[3\]"),
     ((np.zeros((4, 8, 8), np.uint8), np.full(4, -1)), "data has no labelled image"),
     ("digits", "test is given, but data is no Dataset"),

@@ -709,7 +709,7 @@ def test_numpy_files_that_are_none(tmp_path):
 
 
 @pytest.mark.parametrize(("items", "words"), [
-    ([], "is empty"), ([(images_of(1)[0], 0), (images_of(1, size=9)[0], 0)], "item 1 of train has the shape"),
+    ([], "without items"), ([(images_of(1)[0], 0), (images_of(1, size=9)[0], 0)], "item 1 of train has the shape"),
     ([(np.zeros((28, 28)) - 1, 0)], "outside 0 to 1"), ([3], "is not an .image, label. pair"), ([(np.zeros((2, 5, 5, 1)), 0)], "shape"),
     ([(images_of(1)[0], 9)], "the label 9, out of range"),
 ])  # fmt: skip

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+import fallow
 from fallow import demo
 
 SAID = {
@@ -77,3 +80,38 @@ def test_the_demos_next_commands_can_be_typed(tmp_path: Path, monkeypatch: pytes
     assert demo.command() == ".venv/bin/fallow"
     monkeypatch.setenv("PATH", str(beside.parent))
     assert demo.command() == "fallow"
+
+
+# -- Python ------------------------------------------------------------------------------------------------------------
+IMAGES, LABELS = np.zeros((6, 8, 8, 3), np.uint8), np.arange(6) % 3
+PICTURE = Image.new("RGB", (8, 8))
+GIVEN: list[tuple[dict[str, Any], str]] = [
+    ({"data": Path("nowhere")}, "there is no data set, folder or file 'nowhere'; "),
+    ({"data": [(PICTURE, "cat")]}, "item 0 of data has the label cat; give a whole number from 0, the place of its class, or -1 where it is unknown."),
+    ({"data": [(PICTURE, np.eye(3)[0])]}, "item 0 of data has the label of shape [3]; give a whole number from 0"),
+    ({"data": [(PICTURE, 1, 0)]}, "item 0 of data is not an (image, label) pair; return (image, label) with "),
+    ({"data": (IMAGES, 1 + LABELS)}, "the labels of data are 1 to 3; count classes from 0, or name them all with classes=[...]."),
+    ({"data": (IMAGES, LABELS), "test": (IMAGES[:, :4, :4], LABELS)}, "data has images of 3x8x8 and test of 3x4x4; bring both to the same size"),
+    ({"data": (IMAGES, LABELS), "test": (IMAGES[..., 0], LABELS)}, "data has images of 3x8x8 and test of 1x8x8; bring both to the same size"),
+    ({"method": fallow.Method}, "method=<class 'fallow.methods.base.Method'> is no name; save it in a file and write method='FILE.py:Method'."),
+    ({"method": ["fedavg", "uda"]}, "method=fedavg,uda are several values, and fallow.run makes one run; call it for each, or type `fallow run method=fedavg,uda`."),
+    ({"seed": range(3)}, "seed=range(0, 3) is not allowed; give a whole number ("),
+    ({"seed": (0, 1)}, "seed=0,1 are several values, and "),
+    ({"seed": "0,1"}, "seed=0,1 are several values, and "),
+    ({"watch": 5}, "watch=5 is no function; give one that takes (event, what), or leave it out."),
+]
+
+
+@pytest.mark.parametrize("keys, said", GIVEN, ids=[f"{'-'.join(keys)}-{n}" for n, (keys, _) in enumerate(GIVEN)])
+def test_what_python_is_given(keys: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fallow.UserError) as error:
+        fallow.run(**keys)
+    assert str(error.value).startswith(said), error.value
+    assert not Path("runs").exists()
+
+
+def test_a_column_that_is_no_name(tmp_path: Path) -> None:
+    done = fallow.run(out=tmp_path, method="fedavg", rounds=1, steps=1, clients=2, label_count=20, partition="iid")
+    with pytest.raises(fallow.UserError, match=r"has no numbers under \['accuracy'\]; "):
+        done.plot(["accuracy"])  # type: ignore[arg-type]

@@ -33,6 +33,8 @@ def source_of(data: Any, test: Any = None, classes: Classes = None) -> Source | 
     reads = _arrays if _is_pair(data) else _dataset
     training = reads(data, "data")
     testing = None if test is None else (_arrays if _is_pair(test) else _dataset)(test, "test")
+    if testing is not None:
+        dataset.check_alike(training, testing, "data")
     names = _names(classes, data, [training, *([testing] if testing else [])])
     check_labels(training.labels.numpy(), len(names), "data", lowest=UNKNOWN)
     if testing is None:
@@ -51,7 +53,7 @@ def _dataset(data: Any, name: str) -> ImageSet:
     if hasattr(data, "dataset") and hasattr(data, "batch_size"):
         raise UserError(f"{name} is a DataLoader, whose batches are made already", f"give its Dataset, {name}=loader.dataset")
     if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or hasattr(data, "columns"):
-        raise UserError(f"{name} is a {type(data).__name__}, which cannot be read as images", WANTED)
+        raise UserError(f"{name} is of the type {type(data).__name__}, which cannot be read as images", WANTED)
     return dataset.items(data, name)
 
 
@@ -67,9 +69,12 @@ def _names(classes: Classes, data: Any, parts: list[ImageSet]) -> tuple[str, ...
     if classes is None:
         classes = getattr(getattr(data, "dataset", data), "classes", None)  # a Subset has its Dataset's
     if classes is None:
-        classes = 1 + max(int(part.labels.max()) for part in parts if len(part))
-        if not classes:
+        found = sorted({label for part in parts for label in part.labels.tolist()} - {UNKNOWN})
+        if not found:
             raise UserError("data has no labelled image", "label some: -1 stands for unknown only")
+        if found == list(range(1, len(found) + 1)):
+            raise UserError(f"the labels of data are 1 to {len(found)}", "count classes from 0, or name them all with classes=[...]")
+        classes = 1 + found[-1]
     return tuple(map(str, range(classes) if isinstance(classes, int) else classes))
 
 

@@ -56,7 +56,7 @@ def _pixels(images: Any, inputs: Inputs) -> list[Tensor]:
         return [_from_picture(images, inputs)]
     if isinstance(images, Sequence):
         return [_one(image, f"image {place}", inputs) for place, image in enumerate(images)]
-    raise UserError(f"a {type(images).__name__} cannot be labelled", WANTED)
+    raise UserError(f"what is of the type {type(images).__name__} cannot be labelled", WANTED)
 
 
 def _one(image: Any, where: str, inputs: Inputs) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ from fallow.runs.result import Result
 from fallow.runs.settings import EDITABLE, config_hash, stated, stored
 from fallow.runs.tracking import Tracking
 from fallow.runs.tracking import check as check_trackers
+from fallow.trees import shown
 
 
 def _together(lead: Callable[[], Result], source: Source | None) -> Result:
@@ -105,10 +107,25 @@ def run(
     _check_stop(stop_after)
     if "progress" in keys:
         raise UserError("progress is no key of a run", "write quiet=True to see none of it, quiet=False to see it everywhere")
+    if watch is not None and not callable(watch):
+        raise UserError(f"watch={watch!r} is no function", "give one that takes (event, what), or leave it out")
+    if isinstance(keys.get("data"), os.PathLike):
+        keys["data"] = os.fspath(keys["data"])
+    _check_single(keys)
     if (source := source_of(keys.get("data"), test, classes)) is not None:
         keys["data"] = source
     with watching(quiet, watch) as told:
         return _together(lambda: _run(recipe, keys, Path(out), name, stop_after, download, told, trust), source)
+
+
+def _check_single(keys: dict[str, Any]) -> None:
+    """Several values of a key are a grid, which the command line makes."""
+    for key, value in keys.items():
+        field = Config.model_fields.get(key)
+        listed = isinstance(value, list | tuple | set) and field and key != "data" and "a list" not in configuration.takes(field.annotation)
+        if listed or (key in ("method", "seed") and isinstance(value, str) and "," in value):
+            words = value if isinstance(value, str) else ",".join(map(str, value))
+            raise UserError(f"{key}={shown(words)} are several values, and fallow.run makes one run", f"call it for each, or type `fallow run {key}={shown(words)}`")
 
 
 def _run(

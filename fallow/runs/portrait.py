@@ -93,10 +93,10 @@ def curve(rows: list[Row]) -> str:
 def plot(result: Any, column: str, axis: Any) -> Any:
     """A line of a column of the metrics on a matplotlib axis, of a new figure where there is none."""
     rows = result.metrics
-    found = points(rows, column)
+    found = points(rows, column) if isinstance(column, str) else []
     if not found:
         known = sorted({name for row in rows for name in row if name != "round" and points(rows, name)})
-        raise UserError(f"the run {result.path} has no numbers under {column!r}", suggest(column, known))
+        raise UserError(f"the run {result.path} has no numbers under {column!r}", suggest(str(column), known))
     if axis is None:
         from matplotlib import pyplot
 

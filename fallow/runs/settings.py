@@ -60,7 +60,9 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
     recipe_keys = {k: v for k, v in recipe_keys.items() if k not in GRID}
     name = given.get("method", recipe_keys.get("method", Config.model_fields["method"].default))
     if not isinstance(name, str):
-        raise UserError(f"method={shown(name)} is no name", "write for example method=fixmatch")
+        own_class = isinstance(name, type)
+        remedy = f"save it in a file and write method='FILE.py:{name.__name__}'" if own_class else "write for example method=fixmatch"
+        raise UserError(f"method={shown(name)} is no name", remedy)
     if is_own(name):
         own.named(name, "method") if name in said else own.check(name, "method", "the recipe", trust)
     method = find(name)
