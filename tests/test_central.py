@@ -132,6 +132,7 @@ def test_signal_annealing() -> None:
     b = batch(eta=torch.tensor(annealed("linear", 0.5, 3)))
     b.u = Part(None)
     assert loss_of("uda", b, labeller="current", tsa="linear") == pytest.approx(0.4076059644, abs=1e-9)
+    assert loss_of("uda", b, labeller="current", tsa="linear", tsa_form="usb") == pytest.approx(0.2038029822, abs=1e-9)
 
 
 @pytest.mark.usefixtures("in_double")
@@ -225,6 +226,13 @@ def test_flexmatch_step() -> None:
     fresh = Echo(last=torch.full((3,), -1.0))
     loss_of("flexmatch", batch(size=torch.tensor(3.0)), fresh, labeller="current")
     assert fresh.sure is not None and fresh.sure.all() and fresh.last.tolist() == [-1, -1, 1]
+
+
+def test_a_sample_that_is_twice_in_a_batch() -> None:
+    """The last sure label counts, and both places say the same, so that their order does not matter."""
+    known, label = torch.tensor([5.0, 6, 5, 7, 6]), torch.tensor([1, 2, 3, 4, 0])
+    index, sure = torch.tensor([0, 1, 0, 2, 1]), torch.tensor([True, True, True, False, False])
+    assert thresholds.latest(known, label, sure, index).tolist() == [3, 2, 3, 7, 2]
 
 
 def freematch(m: float, tau: float = 1 / 3, **keys: Any) -> tuple[Echo, float]:
@@ -323,6 +331,12 @@ def batch_only(net: nn.Module, x: Tensor) -> Tensor:
     return torch.func.functional_call(net, {n: b.clone() for n, b in net.named_buffers()}, (x,))
 
 
+def decaying(net: nn.Module, lr: float) -> torch.optim.SGD:
+    """Decay of what has two axes and more."""
+    matrices, others = ([p for p in net.parameters() if (p.dim() > 1) == many] for many in (True, False))
+    return torch.optim.SGD([{"params": matrices, "weight_decay": 0.25}, {"params": others}], lr=lr, momentum=0.9, nesterov=True)
+
+
 class Plain:
     """One client's training by a method, written again with nothing of Fallow's."""
 
@@ -331,7 +345,7 @@ class Plain:
         self.head = nn.Linear(128, 4)
         if "rotation" in f.kit.held:
             self.head.load_state_dict(dict(f.kit.initial("rotation").tensors()))
-        self.optimizers = [sgd(self.net, lr, 5e-4), sgd(self.head, lr, 5e-4)]
+        self.optimizers = [decaying(self.net, lr), decaying(self.head, lr)]
         self.memory: dict[str, Any] = {}
 
     def step(self, b: Any) -> None:
@@ -441,7 +455,7 @@ class Plain:
 def test_rounds_of_a_central_method(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two rounds at one client with batch norm: weights, running statistics, the average that is tested, and the memory."""
     seen = watched(monkeypatch, name, "step")
-    keys: dict[str, Any] = {"clients": 1, "active": 1, "norm": "bn", "lr": 0.125, "schedule": "constant", "weight_ema": 0.875, "unlabelled_batch": 8}
+    keys: dict[str, Any] = {"clients": 1, "active": 1, "norm": "bn", "lr": 0.125, "schedule": "constant", "weight_ema": 0.875, "unlabelled_batch": 8, "weight_decay": 0.25}
     keys |= {k: v for k, v in {"threshold": 0.15, "ramp_share": 0.5, "strong_views": 2}.items() if k in find(name).Options.model_fields}
     f = federated(tmp_path, name, **keys)
     plain = Plain(f, 0.125, 0.875)
@@ -462,6 +476,40 @@ def test_rounds_of_a_central_method(name: str, tmp_path: Path, monkeypatch: pyte
     if name == "remixmatch":
         close(kept["rotation"], weights_of(plain.head))
     assert "ramp" not in vars(seen[0][0])["_numbers"] or float(seen[0][-1].ramp) == 1.0
+
+
+@pytest.mark.parametrize("name", ["mixmatch", "softmatch"])
+def test_both_streams_are_endless_permutations(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 batches of 7 of 40 labelled samples, of 50 of 240 others: all as large, each sample there two or three times."""
+    seen = watched(monkeypatch, name, "step")
+    federated(tmp_path, name, clients=1, active=1, batch=7, unlabelled_batch=50, steps=12, rounds=1).round(0)
+    for part, size, count in (("x", 7, 40), ("u", 50, 240)):
+        batches = [getattr(b, part).index for b in seen[0]]
+        assert [len(b) for b in batches] == [size] * 12
+        assert set(torch.cat(batches).bincount(minlength=count).tolist()) == {2, 3}
+
+
+@pytest.mark.usefixtures("in_double")
+def test_an_average_that_warms_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After k steps it keeps min(0.75, 1 - 1/k) of itself: nothing, 1/2, 2/3, 3/4, 3/4; also over rounds."""
+    seen = watched(monkeypatch, "pimodel", "step")
+    f = federated(tmp_path, "pimodel", clients=1, active=1, norm="gn", lr=0.125, schedule="constant", weight_ema=0.75, weight_ema_warmup=True, rounds=3, weight_decay=0)
+    net, ema = net_of(f.server.model), net_of(f.server.model)
+    optimizer, k = sgd(net, 0.125), 0
+    for number in range(3):
+        seen.clear()
+        f.round(number)
+        for b in seen[0]:
+            q = torch.softmax(net(b.u.weak).detach(), 1)
+            descend(optimizer, F.cross_entropy(net(b.x.labelled), b.x.y) + 10 * b.ramp * F.mse_loss(torch.softmax(net(b.u.other), 1), q))
+            k += 1
+            keep = [0, 1 / 2, 2 / 3, 3 / 4, 3 / 4, 3 / 4][k - 1]
+            with torch.no_grad():
+                for mine, theirs in zip(ema.parameters(), net.parameters()):
+                    mine.mul_(keep).add_(theirs * (1 - keep))
+        close(f.server.model, weights_of(ema))
+    with pytest.raises(UserError, match="weight_ema=0 makes no average"):
+        resolve({}, {"method": "fixmatch", "weight_ema_warmup": True})
 
 
 @pytest.mark.usefixtures("in_double")

@@ -72,6 +72,16 @@ def test_wrapping_fills_from_the_start_of_the_pass() -> None:
             assert filled == (order * size)[: per_pass * size]
 
 
+def test_a_chain_of_passes_leaves_nothing_out() -> None:
+    """Endless permutations one behind the other: batches of one size, the first of which goes on where the last pass ended."""
+    for n, size in ((10, 4), (8, 4), (3, 8)):
+        stream = some(n).batches(size, "weak", steps=9, tail="chain")
+        run = np.concatenate(stream.positions(KEY, 9)).tolist()
+        assert sizes(stream) == [size] * 9
+        assert all(sorted(run[a : a + n]) == list(range(n)) for a in range(0, 9 * size - n + 1, n))
+    assert sizes(some(10).batches(4, "weak", epochs=1, tail="chain")) == [4, 4]
+
+
 def test_drop_on_a_small_set_draws_with_replacement() -> None:
     parts = some(3).batches(8, "weak", steps=4, tail="drop").positions(KEY, 4)
     assert [len(p) for p in parts] == [8] * 4 and {int(i) for p in parts for i in p} == {0, 1, 2}

@@ -16,7 +16,7 @@ from fallow.errors import UserError
 
 ROLES = ("plain", "labelled", "weak", "strong")
 Array = np.ndarray
-Tail = Literal["keep", "drop", "wrap"]
+Tail = Literal["keep", "drop", "wrap", "chain"]
 
 
 def _host(value: Any) -> Array:
@@ -88,7 +88,8 @@ class Samples:
     ) -> Stream:
         """A stream of batches. `size=None` is the whole set; another stream means "sizes as there".
 
-        A pass ends with a smaller batch, which `tail` keeps, drops, or fills from the start of the pass's own order.
+        A pass ends with a smaller batch, which `tail` keeps, drops, fills from the start of the pass's own order (wrap), or
+        from the next pass (chain), so that every batch has its size and no sample is left out.
         `alike` names another stream of the plan: views of the same name are then drawn alike, place by place.
         """
         roles = {v: v for v in views} | named_views
@@ -153,7 +154,7 @@ class Stream:
         n, sizes = len(self.samples), self.sizes(length)
         if self.replace or (self.tail == "drop" and sizes and sizes[0] > n):
             return _cut(draws.integers(key, torch.arange(sum(sizes)), n).numpy(), sizes)
-        if isinstance(self.size, Stream):  # another stream's sizes: one long run of permutations
+        if isinstance(self.size, Stream) or self.tail == "chain":  # one long run of permutations
             passes = math.ceil(sum(sizes) / n)
             return _cut(np.concatenate([self._order(key, p) for p in range(passes)]), sizes) if passes else []
         per_pass = len(self.sizes_of_pass())

@@ -14,8 +14,9 @@ BETA2, EPSILON = 0.999, 1e-8  # Adam's; its beta1 is `momentum`
 class Optimizer:
     """SGD (momentum, Nesterov, weight decay; PyTorch's convention) or Adam over one flat parameter tensor."""
 
-    def __init__(self, options: Config, like: Tensor):
-        self.o, self.kind = options, options.optimizer
+    def __init__(self, options: Config, like: Tensor, decayed: Tensor | None = None):
+        """`decayed`: 1 for each number that weight decay acts on; None: all of them."""
+        self.o, self.kind, self.decayed = options, options.optimizer, decayed
         names = ("mean", "square") if self.kind == "adam" else ("momentum",) if options.momentum else ()
         self.tensors: dict[str, Tensor] = {n: torch.zeros_like(like) for n in names}
         if self.kind == "adam":
@@ -34,7 +35,7 @@ class Optimizer:
     def step(self, w: Tensor, g: Tensor, lr: Tensor, when: Tensor | None = None) -> None:
         """w <- w - lr * direction(g), in place; `when` false leaves weights and moments as they are."""
         if self.o.weight_decay:
-            g = g.add(w, alpha=self.o.weight_decay)
+            g = g.add(w if self.decayed is None else w * self.decayed, alpha=self.o.weight_decay)
         new = dict(self.tensors)
         direction = self._adam(g, new) if self.kind == "adam" else self._sgd(g, new)
         if when is None:

@@ -49,10 +49,20 @@ class Slot:
                 continue
             net = self.nets[name] = kit.net(spec)
             if spec.train:
-                self.optimizers[name] = Optimizer(own_options(self.o, name, spec), net.flat.groups["parameters"])
+                self.optimizers[name] = Optimizer(own_options(self.o, name, spec), net.flat.groups["parameters"], self._decayed(net))
                 self.lr[name] = torch.zeros((), device=kit.device)
         if self.o.prox and "model" in self.nets:
             self.reference = torch.zeros_like(self.nets["model"].flat.groups["parameters"])
+
+    def _decayed(self, net: NetHandle) -> Tensor | None:
+        """1 for each number of a parameter of two axes and more; None where weight decay acts on all."""
+        if self.o.decayed == "all":
+            return None
+        mask = torch.zeros_like(net.flat.groups["parameters"])
+        for e in net.layout.entries:
+            if e.group == "parameters" and len(e.shape) > 1:
+                e.view(mask).fill_(1.0)
+        return mask
 
     def __getattr__(self, name: str) -> Any:
         things = self.__dict__
@@ -113,7 +123,7 @@ class Slot:
         reference = self.reference if name == "model" else None
         decoupled = reference is not None and self.o.prox_mode == "decoupled"
         pull = None if reference is None or decoupled else (self.prox, reference)
-        if self.o.fused and not decoupled and kernels.usable(w, pieces[0]):
+        if self.o.fused and not decoupled and optimizer.decayed is None and kernels.usable(w, pieces[0]):
             kernels.step(optimizer, w, *pieces, lr, when, pull)
         else:
             g = net.flatten(*pieces)

@@ -102,6 +102,9 @@ class UDA(FixMatch):
         threshold: float = key(0.8, "confidence a target needs, before sharpening", "tau", ge=0)
         temperature: float = key(0.4, "of the sharpened target", "T", gt=0)
         tsa: Literal["none", "linear", "log", "exp"] = key("none", "training-signal annealing of labelled samples", "eta")
+        tsa_form: Literal["authors", "usb"] = key(
+            "authors", "left out: samples sure of their true class, a mean over the others; or (USB) sure of any class, a mean over all"
+        )
 
     o: Options
 
@@ -119,8 +122,9 @@ class UDA(FixMatch):
     def labelled_loss(self, zx: Tensor, b: Columns) -> Tensor:
         if self.o.tsa == "none":
             return cross_entropy(zx, b.x.y)
-        true = zx.detach().softmax(1).gather(1, b.x.y[:, None])[:, 0]
-        return masked_mean(ce(zx, b.x.y), true <= b.eta, "selected")
+        p, usb = zx.detach().softmax(1), self.o.tsa_form == "usb"
+        known = p.amax(1) if usb else p.gather(1, b.x.y[:, None])[:, 0]
+        return masked_mean(ce(zx, b.x.y), known <= b.eta, "all" if usb else "selected")
 
 
 def annealed(kind: str, share: float, classes: int) -> float:

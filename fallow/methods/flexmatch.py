@@ -42,6 +42,5 @@ class FlexMatch(Adaptive[FlexSlot]):
         confidence, label = z.softmax(1).max(1)
         beta = thresholds.learnt(s.last, b.size, self.classes, self.o.threshold_warmup)
         mask = confidence >= thresholds.convex(beta, self.o.threshold)[label]
-        known = torch.where(confidence >= self.o.threshold, label.to(s.last.dtype), s.last[b.u.index])
-        s.last.scatter_(0, b.u.index, known)
+        s.last.scatter_(0, b.u.index, thresholds.latest(s.last[b.u.index], label, confidence >= self.o.threshold, b.u.index))
         return label, mask.to(z.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 from typing_extensions import TypeVar
 
@@ -56,7 +58,7 @@ class Adaptive(Averaged[A, LabellerParty, SizedBatch]):
 
     def plan(self, party: LabellerParty, found: Found) -> Plan:
         x, u = paired(party, "labelled", ("weak", "strong"))
-        return Plan(x=x, u=u, size=float(len(party.unlabelled)))
+        return Plan(x=replace(x, tail="chain"), u=replace(u, tail="chain"), size=float(len(party.unlabelled)))
 
     def step(self, s: A, b: SizedBatch) -> None:
         zx, zw, zs = s.model.together(b.x.labelled, b.u.weak, b.u.strong)

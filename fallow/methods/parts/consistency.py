@@ -46,7 +46,7 @@ class Consistency(Averaged[ConsistencySlot, LabellerParty, RampedBatch]):
 
     def plan(self, party: LabellerParty, found: Found) -> Plan:
         x, u = paired(party, "labelled", ())
-        x, u = replace(x, tail="drop"), replace(u, tail="drop", views=dict(self.views))
+        x, u = replace(x, tail="chain"), replace(u, tail="chain", views=dict(self.views))
         plan = Plan(x=x, u=u)
         done = progress(party, len(plan))
         return plan.having(ramp=np.minimum(1, done / self.o.ramp_share) if self.o.ramp_share else 1.0)

@@ -20,6 +20,13 @@ def learnt(last: Tensor, size: Tensor, classes: int, warmup: bool = True) -> Ten
     return counts / most.clamp_min(1)
 
 
+def latest(known: Tensor, label: Tensor, sure: Tensor, index: Tensor) -> Tensor:
+    """What is known of a batch's samples after it: of one that is there twice the last sure label, at both places."""
+    place = torch.arange(1, len(label) + 1, device=label.device)
+    last = ((index[:, None] == index) & sure).mul(place).amax(1)                        # from 1; 0: none
+    return torch.where(last > 0, label[(last - 1).clamp_min(0)].to(known.dtype), known)
+
+
 def convex(beta: Tensor, threshold: float) -> Tensor:
     """A class's threshold."""
     return threshold * beta / (2 - beta)
