@@ -93,6 +93,7 @@ VIEWS = {
     "plain": ("normalised only", "tests"),
     "weak": ("mirrored or not, cropped after reflect padding by an eighth", "all but FedMatch"),
     "weak-resize": ("made larger by a quarter, mirrored or not, cropped", "RSCFed, CBAFed"),
+    "weak-resize-eighth": ("the same, larger by an eighth", "CBAFed on Fashion-MNIST"),
     "weak-zero-cutout": ("mirrored or not, cropped after zero padding, half-sided Cutout", "FedDure's labelled images"),
     "ra-mc": ("weak, 2 of 14 ops each with p = 1/2 at a level of 1 to 9, Cutout", "the default; FedDure, FedRGD"),
     "ra-semifl": ("weak, 2 of 15 ops each with p = 1/2 at full strength", "SemiFL, FedDB"),

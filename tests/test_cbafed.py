@@ -9,8 +9,10 @@ from fallow import models
 from fallow.data.samples import Samples
 from fallow.methods.cbafed import CBAFed
 from fallow.methods.update import Update, Updates
+from fallow.recipes.reading import recipe
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
+from fallow.runs.settings import resolve
 
 
 def double(rows):
@@ -129,6 +131,14 @@ def test_a_labelled_client_in_plain_torch(tmp_path, monkeypatch):
         if t.is_floating_point():
             assert torch.allclose(state[n], t, rtol=1e-9, atol=1e-11), n
     assert update["counts"].sum() >= sum(len(y) for _, y in seen) // 7
+
+
+def test_fashion_mnist_is_cut_from_36_pixels():
+    """32 from 40 elsewhere; all tested at 32."""
+    found = {data: resolve(recipe("cbafed/table1"), {"data": data, "setting": "1 of 10"})[1] for data in ("svhn", "cifar10", "cifar100", "fashion-mnist")}
+    assert {data: (o.augment.weak, o.augment.labelled, o.image.size) for data, o in found.items()} == {
+        data: (*2 * ("weak-resize-eighth" if data == "fashion-mnist" else "weak-resize",), 32) for data in found
+    }  # fmt: skip
 
 
 # -- plans and merging ---------------------------------------------------------------------------------------------------------

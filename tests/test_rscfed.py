@@ -266,7 +266,8 @@ def test_the_resized_view_is_pillows():
         a, b = top[i].item(), left[i].item()
         by_pillow = np.asarray(large)[a : a + 32, b : b + 32].astype(int)
         assert np.abs(found[i].permute(1, 2, 0).numpy().astype(int) - by_pillow).max() <= 1
-    views = Views(size=32, channels=3, mean=[0.0] * 3, std=[1.0] * 3, flip=True, weak="weak-resize")
-    made = views.uint8("weak", images[:1].expand(400, -1, -1, -1), torch.arange(400))
+    views = Views(size=32, channels=3, mean=[0.0] * 3, std=[1.0] * 3, flip=True, weak="weak-resize", strong="weak-resize-eighth")
+    made, nearer = (views.uint8(role, images[:1].expand(400, -1, -1, -1), torch.arange(400)) for role in ("weak", "strong"))
     assert len({m.numpy().tobytes() for m in made}) > 120, "162 places and mirrors"
+    assert len({m.numpy().tobytes() for m in nearer}) == 50, "of 36 pixels: 5 x 5 places and mirrors"
     assert F.l1_loss(made.float().mean(0), images[0].float()) < 128

@@ -21,7 +21,8 @@ from fallow.data.randaugment import FLIP, LEFT, STRONG, TOP, RandAugment, apply,
 from fallow.data.samples import ROLES
 from fallow.errors import UserError, suggest
 
-VIEWS: tuple[str, ...] = ("plain", "weak", "weak-resize", "weak-zero-cutout", *STRONG)
+ENLARGED = {"weak-resize": 4, "weak-resize-eighth": 8}  # by so many parts of the size before the crop
+VIEWS: tuple[str, ...] = ("plain", "weak", *ENLARGED, "weak-zero-cutout", *STRONG)
 
 
 def view_names() -> list[str]:
@@ -86,8 +87,8 @@ class Views:
             return images, None
         if name in STRONG:
             return self._strong(self._policies[name], images, keys, base), None
-        if name == "weak-resize":
-            more = self.size // 4
+        if name in ENLARGED:
+            more = self.size // ENLARGED[name]
             flip, top, left = self._placed(images, keys, base, more)
             return ops.resize_crop(images, flip, top, left, more), None
         zero = name == "weak-zero-cutout"
