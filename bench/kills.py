@@ -78,6 +78,7 @@ class Trial:
 
     def case(self, case: Case) -> str:
         """A row of the table."""
+        self.up()
         self.pauses.arm(case.moment)
         name, start = f"{case.moment}-{len(list((self.fed.folder / 'runs').iterdir()))}", time.monotonic()
         words = [f"{k}={v}" for k, v in ({"round_timeout": 120, "node_timeout": 120} | dict(case.terms)).items()]
@@ -87,21 +88,21 @@ class Trial:
             case.strike(self, self.pauses.wait(case.moment))
             code = running.wait(600)
         told, path = (self.folder / f"{name}.log").read_text(), self.fed.folder / "runs" / name
-        ended = [line for line in told.splitlines() if line.startswith("error: ")]
+        ended = [line.removeprefix("error: ").partition("; ")[0] for line in told.splitlines() if line.startswith("error: ")]
         if code:
             self.up()
             told = self.run_command("run", "fed", "--resume", name)
             (self.folder / f"{name}-resumed.log").write_text(told)
         absent = absences(path)
         reasons = sorted({f"round {r}: client {c}: {why}" for (r, c), why in absent.items()})
-        did = "; ".join([*(f"{e.removeprefix('error: ')} (exit {code}); resumed" for e in ended), *(reasons or ["all answered"])])
+        did = "; ".join([*(f"{e} (exit {code}); resumed" for e in ended), *(reasons or ["all answered"])])
         return f"| {case.victim} | {case.words} | {terms(case)} | {did} | {self.end(path, tuple(sorted(absent)))} | {time.monotonic() - start:.0f} |"
 
     def end(self, path: Path, absent: tuple[tuple[int, int], ...]) -> str:
         if not (path / "summary.json").exists():
             return "not finished"
         if absent not in self.known:
-            self.known[absent] = without(self.folder / f"without-{len(self.known)}", self.simulated, absent)
+            self.known[absent] = without(self.folder / f"without-{len(self.known)}", self.simulated, absent, KEYS)
         if weights(path) != self.known[absent]:
             return "OTHER BITS"
         return "without" if absent else "same"
@@ -136,8 +137,9 @@ class Lacking(Here):
         return sent
 
 
-def without(folder: Path, simulated: Path, absent: tuple[tuple[int, int], ...]) -> bytes:
-    _, options, source, federation = prepare(None, KEYS)
+def without(folder: Path, simulated: Path, absent: tuple[tuple[int, int], ...], keys: dict[str, Any]) -> bytes:
+    """The weights of a run in which some clients were absent from some rounds."""
+    _, options, source, federation = prepare(None, keys)
     for client in range(options.clients):
         share.write_client(folder / f"node-{client}", client, source, federation)
     share.write_server(folder / "server", source, federation)
@@ -159,6 +161,11 @@ def a_node(trial: Trial, pid: int) -> None:
     trial.fed.processes.kill(NODE)
     trial.up()
     trial.pauses.go_on(trial.pauses.wait("in-effect"))
+
+
+def a_node_for_longer(trial: Trial, pid: int) -> None:
+    """It does not come back before the end."""
+    trial.fed.processes.kill(NODE)
 
 
 def a_node_in_time(trial: Trial, pid: int) -> None:
@@ -237,7 +244,7 @@ def everything(trial: Trial, pid: int) -> None:
 def cases() -> Iterator[Case]:
     one, all_ = {"min_replies": 1}, {"min_replies": 3}
     yield Case("a node", "begins-to-train", "as it begins to train", a_node, one)
-    yield Case("a node", "begins-to-train", "as it begins to train", a_node, one | {"round_timeout": 20})
+    yield Case("a node", "begins-to-train", "as it begins to train", a_node_for_longer, one | {"round_timeout": 20})
     yield Case("a node", "writes", "while it writes what it keeps", a_node, one)
     yield Case("a node", "writes", "while it writes what it keeps", a_node_in_time, all_)
     yield Case("a node", "has-kept", "when it has kept it and not answered", a_node, one)
@@ -246,7 +253,7 @@ def cases() -> Iterator[Case]:
     yield Case("its worker", "begins-to-train", "as it begins to train", its("fallow.flower.worker"), one)
     yield Case("its worker", "writes", "while it writes what it keeps", its("fallow.flower.worker"), one)
     yield Case("its worker", "has-kept", "when it has kept it and not answered", its("fallow.flower.worker"), one)
-    yield Case("its SuperNode", "begins-to-train", "as the worker begins to train", its("flower-supernode", held=True), one)
+    yield Case("its SuperNode", "begins-to-train", "as the worker begins to train", its("fallow.flower.supernode", held=True), one)
     yield Case("its supervisor", "writes", "while the worker writes what it keeps", the_supervisor, one)
     yield Case("the server", "has-sent", "when it has sent", who_stands_there, one)
     yield Case("the server", "second-answer", "when the second answer has come", who_stands_there, one)
@@ -272,7 +279,6 @@ def main() -> None:
     trial = Trial(folder.absolute())
     print("| killed | moment | terms | what the run said | end weights | s |\n|---|---|---|---|---|---|", flush=True)
     try:
-        trial.up()
         for number, case in enumerate(cases(), start=1):
             if asked.only and number not in asked.only:
                 continue
@@ -280,7 +286,6 @@ def main() -> None:
                 print(trial.case(case), flush=True)
             except (TimeoutError, RuntimeError, subprocess.TimeoutExpired) as e:
                 print(f"| {case.victim} | {case.words} | {terms(case)} | {str(e)[-300:]} | FAILED | |", flush=True)
-                trial.up()
     finally:
         trial.run_command("down", "fed")
         signal.signal(signal.SIGTERM, before)

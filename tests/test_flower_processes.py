@@ -197,3 +197,13 @@ def test_commands_of_a_federation_that_is_down(fallow_cli: Any, tmp_path: Path) 
 def test_without_flower_a_sentence_says_how_to_get_it(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fallow.flower.needed.WANTED", "1.99.")
     assert "Fallow is made for 1.99.*" in fallow_cli("federation", "init", "fed").sentence
+
+
+def test_status_tells_who_was_refused_at_the_door(tmp_path: Path) -> None:
+    """In nginx's words of its log (`error_log ... info`), as bench/namespaces.py has them from a real one."""
+    fed = Federation.init(tmp_path / "fed", 1, tell=lambda _: None)
+    said = "2026/11/19 20:55:01 [info] 7#7: *3 SSL_do_handshake() failed (SSL: error:0A000418:SSL routines::tlsv1 alert unknown ca:SSL alert number 48) while SSL handshaking, client: 10.77.0.10"
+    plain = "2026/11/19 20:55:02 [info] 7#7: *4 client sent plain HTTP request to HTTPS port while reading client request headers, client: 10.77.0.10"
+    fed.processes.log_file("door").write_text(f"{said}\n{said}\n{plain}\n")
+    told = list(standing.refused(fed))
+    assert len(told) == 2 and told[0].startswith("somebody did not take this server's certificate") and told[0].endswith("(2 times)") and "plain text" in told[1]

@@ -10,10 +10,11 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from fallow.flower.looks import Looks
 from fallow.flower.parcel import Parcel
 
 KINDS = {"who": "query.who", "ask": "query.ask", "train": "train"}
-POLL = 0.1  # seconds between looks for answers
+POLL, SLOWEST = 0.1, 1.0  # seconds between looks for answers, soon after the last one and later
 WIDTH = 8  # answers fetched side by side
 UNAVAILABLE = 5
 WORDS = {
@@ -52,7 +53,7 @@ class FlowerSent:
     """Answers are fetched one by one on threads: a node that stops in the middle of its upload must not hold up the others."""
 
     def __init__(self, grid: Any, nodes: dict[str, int], poll: float):
-        self.grid, self.nodes, self.poll = grid, nodes, poll
+        self.grid, self.nodes, self.looks = grid, nodes, Looks(poll, SLOWEST)
         self.came: queue.Queue[Any] = queue.Queue()
         self._todo: queue.Queue[str] = queue.Queue()
         self._stop = threading.Event()
@@ -74,9 +75,10 @@ class FlowerSent:
                 found = []
             if found:
                 self.came.put(found[0])
+                self.looks.found()
             else:
                 self._todo.put(number)
-                time.sleep(self.poll)
+                self._stop.wait(self.looks.wait())
 
     def next(self, until: float) -> tuple[int, Parcel | str] | None:
         try:

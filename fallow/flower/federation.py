@@ -90,7 +90,7 @@ class Federation:
         return found
 
     def _make(self) -> None:
-        for name in ("pki", "home", "keys", "server", "runs", "nodes"):
+        for name in ("pki", "home", "keys", "server", "runs", "nodes", "logs"):
             (self.folder / name).mkdir(exist_ok=True)
         if not (self.pki / "ca.pem").exists():
             pki.make_authority(self.pki)

@@ -73,21 +73,23 @@ def go(fed: Federation, folder: Path, tell: Callable[[str], None]) -> None:
 
 def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, Any]], None], seen: int = 0) -> None:
     """Until the run has ended, with each row after the first `seen` ones; a UserError where it has not ended well."""
-    run, asked, tries, gone = RunFolder(folder), time.monotonic(), 0, None
-    before, again = seen, f"go on with `fallow federation run {fed.folder} --resume {folder.name}`"
+    run, asked, tries, gone, begun = RunFolder(folder), time.monotonic(), 0, None, False
+    again = f"go on with `fallow federation run {fed.folder} --resume {folder.name}`"
+    there = len(_rows(run))  # of which the server, as it begins, removes those after its checkpoint
     while True:
-        rows = run.rows() if run.metrics.exists() else []
-        for new in rows[seen:]:
+        ended, rows = (folder / ENDED).exists(), _rows(run)
+        begun = begun or ended or len(rows) != there
+        for new in rows[seen:] if begun else ():
             row(new)
-        seen = max(seen, len(rows))
-        if (folder / ENDED).exists():
+            seen += 1
+        if ended:
             break
         if time.monotonic() - asked > ASK:
             asked, status = time.monotonic(), _status(fed, number)
             tries = tries + 1 if status[0].startswith("finished") else 0
             if tries > 1:
                 raise UserError(f"the run ended as {status[0]} ({status[1]})", again)
-        gone = None if seen == before or _is_held(run) else gone or time.monotonic()
+        gone = None if not begun or _is_held(run) else gone or time.monotonic()
         if gone and time.monotonic() - gone > SILENT:
             raise UserError("the server's process has died", again)
         time.sleep(0.3)
@@ -99,6 +101,10 @@ def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, 
         time.sleep(1.0)
     if status[0] != "finished:completed":
         raise UserError(f"Flower says that the run ended as {status[0]} ({status[1]})", "look into logs/superlink.log")
+
+
+def _rows(run: RunFolder) -> list[dict[str, Any]]:
+    return run.rows() if run.metrics.exists() else []
 
 
 def _is_held(run: RunFolder) -> bool:

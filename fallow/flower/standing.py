@@ -9,7 +9,13 @@ from pathlib import Path
 from fallow.flower.federation import Federation
 from fallow.runs.nodes import nodes
 
-REFUSED = {"[ApiError:2004]": "a node with an unknown key, or one that is still taken for alive, was refused", "[ApiError:2001]": "a node without a key was refused"}
+REFUSED = {  # by the log, and what stands there
+    "superlink": {"[ApiError:2004]": "a node with an unknown key, or one that is still taken for alive, was refused", "[ApiError:2001]": "a node without a key was refused"},
+    "door": {  # the reverse proxy's, as docs/deploy.md sets it up
+        "SSL alert number": "somebody did not take this server's certificate (another federation's ca.pem, or another name in `server:`)",
+        "plain HTTP request": "somebody who spoke in plain text was refused",
+    },
+}
 
 
 def lines(fed: Federation) -> Iterator[str]:
@@ -24,12 +30,15 @@ def lines(fed: Federation) -> Iterator[str]:
     for told in fed.online():
         number = str(told.get("node-id"))
         yield f"node {client.get(number, '?')}: {told.get('status')} (id {number})"
-    log = fed.processes.log("superlink")
-    for sign, words in REFUSED.items():
-        if count := log.count(sign):
-            yield f"{words} ({count} times)"
+    yield from refused(fed)
     for run in sorted((fed.folder / "runs").iterdir()) if (fed.folder / "runs").is_dir() else ():
         yield from _run(run)
+
+
+def refused(fed: Federation) -> Iterator[str]:
+    for name, signs in REFUSED.items():
+        log = fed.processes.log(name)
+        yield from (f"{words} ({count} times)" for sign, words in signs.items() if (count := log.count(sign)))
 
 
 def _run(path: Path) -> Iterator[str]:

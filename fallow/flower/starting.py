@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,12 @@ from typing import Any
 
 from fallow.errors import UserError
 from fallow.flower import folder as folders
-from fallow.flower.processes import BIN, LOG, bounded, end, environment, free_port, said_since, with_parent
+from fallow.flower.looks import Looks
+from fallow.flower.processes import LOG, bounded, end, environment, free_port, said_since, with_parent
 from fallow.flower.worker import Worker
 
 IN = "the node is in"
-POLL = 0.2  # seconds between looks for a message
+POLL = 0.1, 1.0  # seconds between looks for a message that the SuperNode has, soon after the last one and later
 PATIENCE = 90.0  # a killed node is taken for alive for up to 60 s, and its successor refused
 REASONS = {  # what Flower says, and what it means
     "[code: 2001]": ("the server does not know this node's key", "copy the node's folder from the server anew"),
@@ -49,7 +51,7 @@ def command(folder: Path, port: int, secret: Path) -> list[str]:
     """What starts a SuperNode from its folder: node.yaml, node.key, ca.pem. It hands its messages, on that port, to who knows the secret."""
     keys = settings(folder)
     return [
-        str(BIN / "flower-supernode"), "--superlink", str(keys["server"]), "--root-certificates", str(folder / "ca.pem"),
+        sys.executable, "-m", "fallow.flower.supernode", "--superlink", str(keys["server"]), "--root-certificates", str(folder / "ca.pem"),
         "--auth-supernode-private-key", str(folder / "node.key"), "--host", "127.0.0.1", "--port", str(port),
         "--isolation", "process", "--superexec-auth-secret-file", str(secret),
     ]  # fmt: skip
@@ -125,15 +127,17 @@ def _once(folder: Path, worker: Worker, tell: Callable[[str], None], asked: Even
         made = subprocess.Popen(
             words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment(home), start_new_session=True, preexec_fn=with_parent
         )
-    porter, told = Porter(f"127.0.0.1:{port}", secret, worker.answer), False
+    porter, looks, told = Porter(f"127.0.0.1:{port}", secret, worker.answer), Looks(*POLL), False
     try:
         while made.poll() is None and not asked.is_set():
             if not told and ready(said_since(file, start)):
                 told = True
                 tell(IN)
-            if not porter.carry():
+            if porter.carry():
+                looks.found()
+            else:
                 bounded(file)
-                asked.wait(POLL)
+                asked.wait(looks.wait())
     finally:
         end([made.pid], 12.0, made.poll)
         porter.close()
