@@ -409,6 +409,31 @@ def test_what_goes_up_is_what_changed_enough(labels: str, tmp_path: Path) -> Non
         assert equal(trained, alone.server["sigma"]) and not equal(before, trained), "sigma is the server's own"
 
 
+@pytest.mark.parametrize("order", ["shuffled", "slices"])
+def test_each_epoch_ends_with_a_cut(order: str, tmp_path: Path) -> None:
+    """7.6: of three epochs the first two by their column, the last in `end`; between them nothing is cut."""
+    seen: list[Any] = []
+
+    class Cutting(FedMatch):
+        def cut_back(self, s: Any, b: Any) -> None:
+            before = [net.flat.groups["parameters"].clone() for net in (s.sigma, s.psi)]
+            super().cut_back(s, b)
+            seen.append((bool(b.epoch_ends), before, [net.flat.groups["parameters"].clone() for net in (s.sigma, s.psi)], [s.sent_sigma, s.sent_psi]))
+
+    keys = {"steps": None, "epochs": 3, "active": 1, "delta_threshold": 1e-4, "l1_threshold": 1e-3, "order": order}
+    f = federated(tmp_path, Cutting, **keys)
+    came = [f.server[name].groups["parameters"].clone() for name in WEIGHTS]
+    f.round(0)
+    assert [end for end, *_ in seen] == [False, True, False, True, False, False], "20 labels in batches of 10"
+    for end, before, after, sent in seen:
+        for own, new, old, net, zero in zip(before, after, came, sent, (0.0, 1e-3)):
+            assert torch.equal(net.flat.groups["parameters"], old)
+            changed = (torch.where(own.abs() > zero, own, 0.0) - old).abs() > 1e-4
+            assert torch.equal(new, torch.where(changed, own, old) if end else own)
+            assert not end or not changed.all()
+    assert "sent_psi" not in federated(tmp_path / "one", steps=None, epochs=1).method.holds()
+
+
 def test_a_summand_that_was_not_trained_counts_as_it_came(tmp_path: Path) -> None:
     """Labels at clients, of whom one has no labels and one no unlabelled images: the plain mean of both summands over all four."""
     Sending.up = []

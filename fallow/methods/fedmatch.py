@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +35,8 @@ ALONE = 100  # unlabelled images of a step where a client has no labelled ones t
 class Apart(LabellerSlot):
     sigma: NetHandle
     psi: NetHandle
+    sent_sigma: NetHandle  # of several epochs: as they came
+    sent_psi: NetHandle
 
 
 class ApartParty(PlateauParty, LabellerParty):
@@ -47,6 +51,7 @@ class Helped(LabellerPart):
 
 class Columns(Batch):
     u: Helped
+    epoch_ends: Tensor  # 1 at the last step of each epoch but the last
 
 
 class FedMatch(Method[Apart, ApartParty, Columns]):
@@ -131,7 +136,18 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         if self.o.helper_hold:
             held |= {f"helper{j}": Net(keep=True, train=False, start="psi") for j in range(self.o.helpers)}
             held["helping"] = Value(max(1, self.o.helpers), keep=True)
+        if self.several:
+            held |= {f"sent_{name}": Net(train=False, start=name) for name in WEIGHTS}
         return held | plateau.holds(self.o) | labelling.holds(self.o, self.classes)
+
+    @property
+    def epochs(self) -> int:
+        return math.ceil(self.o.epochs or 1) if self.o.steps is None else 1
+
+    @property
+    def several(self) -> bool:
+        """Whether a client makes more than one epoch."""
+        return self.epochs > 1
 
     # -- the server ----------------------------------------------------------------------------------------------------
     def start(self, server: Server) -> None:
@@ -254,9 +270,17 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
             step = self.supervised if o.server_psi == "whole" else self.supervised_thresholded
         else:
             step = self.step if votes is None else self.step_with_helpers
-        if o.order == "shuffled":
-            return Plan(step, x=x, u=u, lr=lr)
-        return self.slices(step, party, x, u).having(lr=lr)
+        plan = Plan(step, x=x, u=u) if o.order == "shuffled" else self.slices(step, party, x, u)
+        return (plan if party.is_server or not self.several else self.in_epochs(plan)).having(lr=lr)
+
+    def in_epochs(self, plan: Plan) -> Plan:
+        """With the column `epoch_ends`; of the last epoch `end` takes care."""
+        steps, out = len(plan), Plan()
+        for segment in plan.segments:
+            part, made = Plan(), np.arange(len(out) + 1, len(out) + len(segment) + 1)
+            part.segments = (segment,)
+            out = out + part.having(epoch_ends=(made % (steps // self.epochs) == 0) & (made < steps))
+        return out
 
     def slices(self, step: StepFunction, party: ApartParty, x: Stream, u: Stream) -> Plan:
         """The released loader: consecutive slices, as many as round(n / batch), anew in each epoch."""
@@ -267,7 +291,7 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         size = drives.size if isinstance(drives.size, int) else len(drives.samples)
         steps = max(1, round(len(drives.samples) / size))
         once = Plan(step, x=replace(x, steps=steps), u=replace(u, steps=steps))
-        return sum((once for _ in range(max(1, round(party.epochs or 1)))), Plan())
+        return sum((once for _ in range(math.ceil(party.epochs or 1))), Plan())
 
     # -- a step ----------------------------------------------------------------------------------------------------------
     def step(self, s: Apart, b: Columns) -> None:
@@ -282,6 +306,15 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
             self.supervised(s, b)
         if b.u:
             self.unsupervised(s, b, votes)
+        if self.several:
+            self.cut_back(s, b)
+
+    def cut_back(self, s: Apart, b: Columns) -> None:
+        """At an epoch's end: numbers that have hardly changed are again those that came."""
+        for net, sent, zero in ((s.sigma, s.sent_sigma, 0.0), (s.psi, s.sent_psi, self.o.l1_threshold)):
+            own = net.state.only("parameters")
+            back = cut(own, sent.state.only("parameters"), self.o.delta_threshold, zero).groups
+            net.load(State(own.layout, {group: torch.where(b.epoch_ends > 0, back[group], t) for group, t in own.groups.items()}))
 
     def supervised(self, s: Apart, b: Columns) -> None:
         self.learn_labels(s, b, fixed(s.psi))
