@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import reprlib
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,10 +19,13 @@ from fallow.yamls import LENGTH, safe_yaml, why_not
 def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
     """`key=value` words of the command line; a dot reaches into a section; values are YAML."""
     out: dict[str, Any] = {}
+    before = ""
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name:
-            raise UserError(f"{pair!r} is not key=value", "write for example rounds=10")
+            blank = f", or quotes around a value with blanks: {shlex.quote(f'{before} {pair}')}" if before and name else ""
+            raise UserError(f"{pair!r} is not key=value", f"write for example rounds=10{blank}")
+        before = pair
         quoted = text.startswith(("'", '"'))
         value = _typed(text, quoted)
         node = out

@@ -36,6 +36,18 @@ class Loader(yaml.SafeLoader):
             raise self._refusal(f"more than {NODES:,} values, aliases counted as what they stand for")
         return node
 
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        self._check_once(node)
+        return super().construct_mapping(node, deep)
+
+    def _check_once(self, node: Any) -> None:
+        """YAML itself takes the last of two keys of one name and loses the other in silence."""
+        seen = set()
+        for key, _ in getattr(node, "value", ()) if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and (key.tag, key.value) in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"a second key {key.value[:80]!r}", key.start_mark)
+            seen.add((key.tag, getattr(key, "value", None)) if isinstance(key, yaml.ScalarNode) else id(key))
+
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if node.tag in NUMBERS and len(node.value) > DIGITS:  # of 1:59:59 Python would make a number in quadratic time
             raise yaml.constructor.ConstructorError(None, None, f"a number of more than {DIGITS:,} digits", node.start_mark)
@@ -65,5 +77,5 @@ def safe_yaml(text: str) -> Any:
 def why_not(error: yaml.YAMLError) -> str:
     """Where and why a text is no YAML, in words."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
-    ours = type(error) is yaml.YAMLError or str(problem).startswith(("more than", "an alias", "a value", "a number"))
+    ours = type(error) is yaml.YAMLError or str(problem).startswith(("more than", "an alias", "a value", "a number", "a second key"))
     return (f" in line {mark.line + 1}" if mark else "") + (f" ({problem})" if ours else "")

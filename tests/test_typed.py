@@ -23,6 +23,12 @@ SAID = {
     "run semifl/tabel1": "there is no recipe 'semifl/tabel1'; did you mean 'semifl/table1'?",
     "run semifl/": "there is no recipe 'semifl/'; did you mean 'semifl/base', 'semifl/table1' or 'semifl/table2'?",
     "run nowhere/photos": "there is no recipe 'nowhere/photos'; give the path of a .yaml file, data=PATH for your images, or one of",
+    "run my|photos": "there is no recipe 'my photos'; if these are your images, write 'data=my photos'.",
+    "run data=my photos": "'photos' is not key=value; write for example rounds=10, or quotes around a value with blanks: 'data=my photos'.",
+    "run data=notes.txt": "notes.txt is a file of no kind that holds a data set; give a folder of images, a .csv or an .npz.",
+    "run twice.yaml": "twice.yaml is not valid YAML in line 3 (a second key 'rounds'); ",
+    "run nested.yaml": "nested.yaml is not valid YAML in line 3 (a second key 'flip'); ",
+    "table table.yaml --dry-run": "digts few, A: there is no data set 'digts'; did you mean 'digits'?",
     # a word in the place of a command
     "runn": "there is no command 'runn'; did you mean `fallow run`?",
     "fixmatch": "there is no command 'fixmatch'; fixmatch is a method; write `fallow run method=fixmatch`.",
@@ -37,6 +43,8 @@ SAID = {
     "figure accuracy runs": "--out is missing; write fallow figure NAME RUN... --out ... (",
     "list": "methods|datasets|models|partitions|recipes|views|figures is missing; write fallow list methods|",
     "compare runs --rows": "Option '--rows' requires an argument; see `fallow --help`.",
+    "predict found photos": "there is no run at found; give the folder of a run, such as found/one.",
+    "export found": "there is no run at found; give the folder of a run, such as found/one.",
     # keys and flags
     "run --round 3": "there is no flag or key --round; did you mean '--rounds'?",
     "run --dryrun": "there is no flag or key --dryrun; did you mean '--dry-run'?",
@@ -46,11 +54,20 @@ SAID = {
     "run method=fixmatch lr=0,1": "lr=0 is not allowed; give a number above 0 (lr means: local learning rate).",
 }
 
+FILES = {
+    "notes.txt": "notes", "found/one/config.yaml": "version: 1", "twice.yaml": "rounds: 1\nlr: 0.1\nrounds: 2\n",
+    "nested.yaml": "augment:\n  flip: never\n  flip: auto\n",
+    "table.yaml": "rows: {A: {method: fedavg}}\ncells: {digts: {few: {label_count: 50}}}\n",
+}  # fmt: skip
+
 
 @pytest.mark.parametrize("words", SAID)
 def test_sentences(words: str, fallow_cli: Any) -> None:
-    Path("photos").mkdir()
-    told = fallow_cli(*words.split())
+    for folder in ("photos", "my photos", "found/one"):
+        Path(folder).mkdir(parents=True)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    told = fallow_cli(*[word.replace("|", " ") for word in words.split()])
     assert told.sentence.startswith(SAID[words]), told.err
     assert not Path("runs").exists()
 
@@ -80,6 +97,25 @@ def test_the_demos_next_commands_can_be_typed(tmp_path: Path, monkeypatch: pytes
     assert demo.command() == ".venv/bin/fallow"
     monkeypatch.setenv("PATH", str(beside.parent))
     assert demo.command() == "fallow"
+
+
+def test_classes_in_any_script(fallow_cli: Any, recwarn: pytest.WarningsRecorder) -> None:
+    """matplotlib's font has not every letter; nobody is told so in its words."""
+    for number, name in enumerate(("日本", "grüne Äpfel", "𓀀")):
+        for k in range(6):
+            place = Path("photos") / name / f"{k}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8), 40 * number + k).save(place)
+    told = fallow_cli("check", "photos")
+    assert told.code in (0, 1) and "日本" in told.out and not told.err
+    assert fallow_cli("split", "data=photos", "clients=2", "label_count=6", "partition=iid").code == 0
+    assert not [w for w in recwarn if "Glyph" in str(w.message)]
+
+
+def test_one_image_that_cannot_be_read(fallow_cli: Any) -> None:
+    done = fallow.run(method="fedavg", rounds=1, steps=1, clients=2, label_count=20, partition="iid")
+    Path("empty.png").touch()
+    assert fallow_cli("predict", str(done.path), "empty.png").sentence == "empty.png is empty; replace that file, or give another image."
 
 
 # -- Python ------------------------------------------------------------------------------------------------------------

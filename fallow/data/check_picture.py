@@ -12,6 +12,7 @@ from fallow.data.checking import Checked
 from fallow.data.picture import GRID, INK, PALE
 from fallow.data.readers.albums import listed
 from fallow.errors import UserError
+from fallow.lettering import every_script
 from fallow.paths import shown
 
 SITES = ("#d9730d", "#1f6fb2", "#4c9a6a", "#9b5fb0", "#b8a13a", "#c25b6e", "#5f7f8c", "#8a6f52")
@@ -27,6 +28,7 @@ def writable(path: Path, force: bool) -> Path:
     return targets.file(path, "check", force, "--picture")
 
 
+@every_script()
 def picture(checked: Checked, path: Path) -> Path:
     """Writes a PNG or SVG, by the path's ending."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

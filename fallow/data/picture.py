@@ -12,6 +12,7 @@ from fallow import targets
 from fallow.data.dealing import Ints
 from fallow.data.holdings import Federation, measured
 from fallow.errors import UserError
+from fallow.lettering import every_script
 
 SIDES = ("labelled", "unlabelled")
 COLOURS = {"labelled": ("#f0a35e", "#d9730d", "#7a3b00"), "unlabelled": ("#7fb2dd", "#1f6fb2", "#0b2f52")}
@@ -19,6 +20,7 @@ BUBBLE_CLIENTS, BUBBLE_CLASSES = 24, 20  # beyond these a heat map reads better
 INK, PALE, GRID = "#333333", "#777777", "#e6e6e6"
 
 
+@every_script()
 def picture(
     federation: Federation, labels: Ints, classes: int, path: Path | str, class_names: Sequence[str] | None = None
 ) -> Path:

@@ -258,6 +258,8 @@ def _unknown(name: str) -> UserError:
             sets = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
             place = f"the {'folder' if found.is_dir() else 'file'} {shown(found)!r}"
             return UserError(f"there is no data set, folder or file {name!r}", f"did you mean {place}{f', or the set {sets[0]!r}' if sets else ''}?")
+    if path.is_file():
+        return UserError(f"{name} is a file of no kind that holds a data set", "give a folder of images, a .csv or an .npz")
     if "/" in name or path.suffix:
         return UserError(f"there is no folder or file {name!r}", "check the path; known sets are listed by `fallow list datasets`")
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):

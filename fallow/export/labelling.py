@@ -13,7 +13,7 @@ from torch import Tensor
 from fallow.data import given
 from fallow.data.readers.folders import image_files
 from fallow.data.readers.images import array_of, brought, is_image, upright
-from fallow.data.readers.opening import orientation
+from fallow.data.readers.opening import Unreadable, orientation
 from fallow.data.sizes import fitted
 from fallow.errors import UserError
 from fallow.export.inputs import Inputs
@@ -85,7 +85,10 @@ def _files(path: Path) -> list[Path]:
 def _read(path: Path, inputs: Inputs) -> Tensor:
     if not path.is_file():
         raise UserError(f"there is no image {path}", "give the path of an image, or of a folder of images")
-    return inputs.read(path)
+    try:
+        return inputs.read(path)
+    except Unreadable as error:
+        raise UserError(f"{path} {error.why}", "replace that file, or give another image") from None
 
 
 def _is_picture(image: Any) -> bool:

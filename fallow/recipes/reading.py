@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def _instead(name: str, known: Iterable[str]) -> str:
     if plain in Config.model_fields:
         return f"it is a key: write {plain}=VALUE"
     if os.path.exists(name):
-        return f"if these are your images, write data={name}"
+        return f"if these are your images, write {shlex.quote(f'data={name}')}"
     if near := close(name, [*known, *(f"method={method}" for method in METHODS)]):
         return f"did you mean {near}?"
     if "/" in name or "." in name:

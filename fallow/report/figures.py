@@ -13,6 +13,7 @@ import numpy as np
 
 from fallow import disk, targets
 from fallow.errors import UserError, suggest
+from fallow.lettering import every_script
 from fallow.report import series
 from fallow.report.partition import partition
 from fallow.report.series import Curve, Group
@@ -60,7 +61,7 @@ def figure(
         raise UserError(f"--width {width:g} is no width of a figure", "give inches, such as 3.5 for a column or 7 for a page")
     targets.file(path, "figure", force)
     groups = series.groups(paths, names, tell=lambda sentence: warn(sentence.rstrip(".")))
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), every_script():
         canvas = Figure(layout="constrained")
         caption = FIGURES[name](canvas, Request(groups, width, list(parts)))
         image, kind = io.BytesIO(), path.suffix.lower()[1:]

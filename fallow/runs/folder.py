@@ -81,10 +81,10 @@ class RunFolder:
 
     @staticmethod
     def existing(path: Path) -> RunFolder:
-        folder = RunFolder(path)
-        if not folder.config.is_file():
-            raise UserError(f"there is no run at {path}", "give the folder of a run, such as runs/NAME")
-        return folder
+        if not RunFolder(path).config.is_file():
+            such = next((below.parent for below in path.glob("*/config.yaml")), "runs/NAME")
+            raise UserError(f"there is no run at {path}", f"give the folder of a run, such as {such}")
+        return RunFolder(path)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

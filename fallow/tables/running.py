@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fallow.data import sources
+from fallow.data.official import official
 from fallow.errors import UserError
 from fallow.runs.jobs import Job
 from fallow.runs.room import Room
@@ -43,6 +44,8 @@ def planned(grids: Grids, out: Path, seeds: int | None, tell: Tell, settled: Set
     count = grids.grid.seeds if seeds is None else seeds
     made: dict[str, tuple[Entry, int]] = {}
     todo, failures, there = [], [], _Data(grids, settled.download, tell)
+    for entry in grids.entries if grids.is_own else ():
+        there.has(entry)  # a mistake in a name ends the table before it begins
     for seed in range(count):  # one seed everywhere first
         for entry in grids.entries:
             if entry.missing:
@@ -78,6 +81,8 @@ class _Data:
             try:
                 sources.opened(o.data, o.data_dir, self.download, layout=o.layout, skip_bad=o.skip_bad)
             except UserError as e:
+                if official(o.data) is None:  # a mistake, not a set that this machine has not
+                    raise UserError(f"{entry.name}: {e.cause}", e.remedy) from None
                 self.tell(f"{e} Its runs are left out.")
                 self.known[name] = False
             else:
