@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fallow.data import checking, sources
+from fallow.data import check_picture, checking, sources
 from fallow.data.checking import by_class, by_site, by_size, check, facts
 from fallow.data.readers.opening import ORIENTATION
 
@@ -162,6 +162,22 @@ def test_pipes_are_never_opened_and_memory_is_bounded(tmp_path: Path, monkeypatc
 
     with pytest.raises(UserError, match=r"cannot be used: decoding 8x8 pixels takes 64.0 MiB"):
         check(f"folder:{home}")
+
+
+def test_few_labels_are_seen_beside_many_images_without(tmp_path: Path) -> None:
+    """The classes' bars have a scale of their own, and a number is never under the mark of the test images."""
+    from matplotlib.figure import Figure
+
+    home = sites(tmp_path)
+    for i in range(90):
+        save(home / "bern" / "unlabelled" / f"more{i}.png", noise(2000 + i))
+    for i in range(5):
+        save(home / "test" / "cat" / f"more{i}.png", noise(3000 + i))
+    axis = Figure().subplots()
+    check_picture._counts(axis, check(f"folder:{home}"))
+    assert 10 < axis.get_xlim()[1] < 15  # 6 and 10 labelled, 10 and 5 to test with, 92 without a label
+    assert [(text.get_text(), text.xy[0]) for text in axis.texts] == [("6", 6), ("10", 10)]
+    assert check_picture.NUMBER * axis.get_xlim()[1] < 10 - 6
 
 
 def test_names_of_pictures() -> None:

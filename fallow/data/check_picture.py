@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fallow.paths import shown
 
 SITES = ("#d9730d", "#1f6fb2", "#4c9a6a", "#9b5fb0", "#b8a13a", "#c25b6e", "#5f7f8c", "#8a6f52")
 OTHERS = "#b5b5b5"
+NUMBER = 0.09  # of the width that a number takes
 MOST = 40  # classes; of more the first ones
 MANY = 10  # times as many images as the mean, of a size that stands out
 
@@ -34,11 +36,15 @@ def picture(checked: Checked, path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = min(len(checked.classes), MOST) + 1
-    figure = Figure(figsize=(10, max(3.6, 1.6 + 0.3 * rows)), dpi=150, layout="constrained")
+    rows, unlabelled = min(len(checked.classes), MOST), checked.count(unlabelled=True) > 0
+    figure = Figure(figsize=(10, max(3.6, 1.6 + 0.3 * (rows + unlabelled))), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
-    counts, sizes = figure.subplots(1, 2, width_ratios=[3, 2])
-    _counts(counts, checked)
+    rooms: list[Any] = [["classes", "sizes"], *([["unlabelled", "sizes"]] if unlabelled else [])]
+    axes = figure.subplot_mosaic(rooms, width_ratios=[3, 2], height_ratios=[max(rows, 3), 1][: len(rooms)])
+    _counts(axes["classes"], checked)
+    if unlabelled:
+        _unlabelled(axes["unlabelled"], checked)
+    sizes = axes["sizes"]
     _sizes(sizes, checked)
     problems = len(checked.problems())
     told = f"{problems} problem{'s' if problems > 1 else ''} found" if problems else "no problem found"
@@ -48,28 +54,37 @@ def picture(checked: Checked, path: Path) -> Path:
 
 
 def _counts(axis: Any, c: Checked) -> None:
-    """A bar per class of labelled images, one of those without a label, by site; test images as a line at their number."""
+    """A bar per class of labelled images, by site; test images as a line at their number."""
     classes = range(min(len(c.classes), MOST))
-    names = [shown(c.classes[k])[:24] for k in classes] + ["unlabelled"]
-    places, left = np.arange(len(names)), np.zeros(len(names))
+    tested = np.array([c.count(k, test=True) for k in classes])
+    _bars(axis, c, [shown(c.classes[k])[:24] for k in classes], lambda site: [c.count(k, site) for k in classes], tested)
+    axis.plot(tested, range(len(tested)), "|", color=INK, markersize=11, markeredgewidth=1.6, label="test images")
+    axis.legend(fontsize=7.5, frameon=False, loc="lower right", bbox_to_anchor=(1, 1.01), ncols=4, borderaxespad=0, columnspacing=1, handlelength=1.2)
+    axis.set_title("labelled" + (f" (the first {MOST} of {len(c.classes):,} classes)" if len(c.classes) > MOST else ""), fontsize=9.5, color=INK, loc="left")
+
+
+def _unlabelled(axis: Any, c: Checked) -> None:
+    """Those without a label, which are many, on a scale of their own."""
+    _bars(axis, c, ["unlabelled"], lambda site: [c.count(site=site, unlabelled=True)], np.zeros(1))
+    axis.set_xlabel("images", fontsize=8, color=PALE)
+
+
+def _bars(axis: Any, c: Checked, names: list[str], held: Callable[[str | None], list[int]], beside: np.ndarray) -> None:
+    """Bars of what the sites hold, one after another, with their sum behind; a mark of what is `beside` them is not written over."""
+    places, left, whole = np.arange(len(names)), np.zeros(len(names)), np.array(held(None))
     sites: list[str | None] = [*c.sites[: len(SITES)]] or [None]
     for site, colour in zip(sites, SITES):
-        held = np.array([c.count(k, site) for k in classes] + [c.count(site=site, unlabelled=True)])
-        axis.barh(places, held, left=left, height=0.7, color=colour, label=shown(site)[:24] if site else "training images")
-        left += held
-    whole = np.array([c.count(k) for k in classes] + [c.count(unlabelled=True)])
+        axis.barh(places, held(site), left=left, height=0.7, color=colour, label=shown(site)[:24] if site else "training images")
+        left += held(site)
     if (rest := whole - left).any():
         axis.barh(places, rest, left=left, height=0.7, color=OTHERS, label="at other sites")
-    for place, count in zip(places, whole):
-        axis.annotate(f"{count:,}", (count, place), (4, 0), textcoords="offset points", va="center", fontsize=7.5, color=PALE)
-    tested = [c.count(k, test=True) for k in classes]
-    axis.set_xlim(0, 1.12 * max(1, *whole, *tested))
-    axis.plot(tested, places[:-1], "|", color=INK, markersize=11, markeredgewidth=1.6, label="test images")
+    wide = 1.12 * max(1, *whole, *beside)
+    for place, count, mark in zip(places, whole, beside):
+        end = mark if 0 <= mark - count < NUMBER * wide else count
+        axis.annotate(f"{count:,}", (end, place), (5, 0), textcoords="offset points", va="center", fontsize=7.5, color=PALE)
+    axis.set_xlim(0, wide)
     axis.set_yticks(places, names)
-    axis.invert_yaxis()
-    axis.set_xlabel("images", fontsize=8, color=PALE)
-    axis.legend(fontsize=7.5, frameon=False, loc="best")
-    axis.set_title("per class" + (f" (the first {MOST} of {len(c.classes):,})" if len(c.classes) > MOST else ""), fontsize=9.5, color=INK, loc="left")
+    axis.set_ylim(len(names) - 0.4, -0.6)
     _bare(axis, "x")
 
 
