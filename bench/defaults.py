@@ -1,6 +1,6 @@
 """What one gets who types a method's name and nothing else: every method against labels alone, with automatic settings.
 
-    python -m bench.defaults [--data-dir DIR] [--out results/bench] [--sets digits ...] [--methods fixmatch ...]
+    python -m bench.defaults [--data-dir DIR] [--out results/bench] [--sets digits ...] [--methods fixmatch ... | all]
                              [--seeds 0 1 2] [--jobs 2] [--minutes 40] [--labels clients server] [--try 'WHO: KEYS' ...]
 
 A run is given its method, data and federation; all else is fitted to them (docs/defaults.md). Labels alone is FedAvg in
@@ -44,7 +44,9 @@ from fallow.trees import merge, parse_pairs
 
 ALONE = "fedavg"
 METHODS = [name for name in REGISTERED if name != ALONE]
+SHOWN = ["semifl", "feddb", "fedrgd", "fedloke", "feddure", "fixmatch", "uda", "fedprox"]  # on all sets; of the others, whether they learn at all
 AT_SERVER = ["semifl", "fedrgd", "fixmatch"]  # with labels=server, beside a server that trains alone
+SHOWING = (0, 1, 2)  # seeds; no rule is chosen by them
 SETS: dict[str, dict[str, Any]] = {  # the last keys are of the set, not of a run
     "digits": {"few": 0.08, "some": 0.2, "trained": 900, "rest": True},
     "fashion-mnist": {"few": 0.08, "some": 0.2, "image": {"size": 12, "fit": "resize"}, "trained": 900, "tested": 2000},
@@ -54,6 +56,7 @@ SETS: dict[str, dict[str, Any]] = {  # the last keys are of the set, not of a ru
 PARTITIONS = {"IID": "iid", "Dirichlet": "dirichlet-capped:0.5"}
 FEDERATIONS = list(itertools.product(PARTITIONS, ("few", "some")))
 CLIENTS = 3
+CLASSES = {"photographs": 5}  # the other sets have ten
 Run = dict[str, Any]
 
 
@@ -141,7 +144,8 @@ def cells(args: argparse.Namespace) -> list[Cell]:
     """All runs of a call; one seed everywhere first."""
     out = []
     for seed, labels, name, (partition, amount) in itertools.product(args.seeds, args.labels, args.sets, FEDERATIONS):
-        here = [ALONE, *(m for m in args.methods if labels == "clients" or m in AT_SERVER)]
+        named = METHODS if "all" in args.methods else args.methods
+        here = [ALONE, *(m for m in named if labels == "clients" or m in AT_SERVER)]
         given = [("", here)] if not args.only_tries else [("", [ALONE])]
         given += [(keys, [m for m in here if m in who]) for who, keys in tries(args.tries)]
         out += [Cell(name, partition, amount, labels, m, seed, keys) for keys, names in given for m in names]
@@ -166,16 +170,16 @@ def gains(found: list[Run]) -> dict[tuple[str, ...], dict[int, float]]:
 
 
 def markdown(found: list[Run], facts: dict[str, Any]) -> str:
-    text = [HEAD.strip(), ""]
+    text, gained = [HEAD.strip(), "", *_extent(found), ""], gains(found)
     for labels, name in itertools.product(("clients", "server"), SETS):
         here = [r for r in found if r["set"] == name and r["labels"] == labels]
         if not here:
             continue
         at = "" if labels == "clients" else ", labels at the server"
-        text += [f"## {name}{at}", "", "| | " + " | ".join(f"{p}, {a}" for p, a in FEDERATIONS) + " | mean | settings |", "|---" * 7 + "|"]
+        text += [f"## {name}{at}", "", "| | " + " | ".join(f"{p}, {a}" for p, a in FEDERATIONS) + " | mean | seeds | settings |", "|---" * 8 + "|"]
         for method, tried in dict.fromkeys((r["method"], r["tried"]) for r in sorted(here, key=lambda r: ([ALONE, *METHODS].index(r["method"]), r["tried"]))):
-            text.append(_line(here, gains(found), name, labels, method, tried))
-        text.append("")
+            text.append(_line(here, gained, name, labels, method, tried))
+        text += ["", _lowest(here), ""]
     text.append(
         f"{len(found)} runs, commit {facts['commit']}, torch {facts['torch']}: {facts['seconds'] / 60:.1f} minutes with {facts['jobs']} runs at a "
         f"time, {facts['cpu_seconds'] / 60:.1f} minutes of one core."
@@ -190,27 +194,65 @@ bench.defaults`. Nothing is given but method, data and federation: three clients
 "few" and "some" labels (digits and Fashion-MNIST 8 and 20 %, CIFAR-10 and photographs 10 and 30 %), IID or Dirichlet (0.5). Digits,
 Fashion-MNIST and CIFAR-10 are the first 900 training and 2,000 test images (digits: the 897 others); photographs are 900 files of
 five classes and 1,500 to test on, PNG and JPEG of many sizes. Digits have 8x8 pixels, all others are made 12x12, so that this is cheap. The first line of a table has the accuracies of labels alone.
+"mean" is over the four federations, in brackets by seed where all four have it; a seed in brackets is not in all four.
 """
 
 
+def _extent(found: list[Run]) -> list[str]:
+    """What of the showing has been run, and what has not."""
+    shown = [r for r in found if r["seed"] in SHOWING and not r["tried"] and r["labels"] == "clients"]
+    there = {(r["set"], r["seed"], r["method"], r["partition"], r["amount"]) for r in shown}
+    lines = []
+    for name in SETS:
+        counts = {s: sum((name, s, m, *place) in there for m in (ALONE, *SHOWN) for place in FEDERATIONS) for s in SHOWING}
+        whole = len(FEDERATIONS) * (1 + len(SHOWN))
+        said = ", ".join(f"seed {s}: {'all' if n == whole else f'{n} of {whole} runs'}" for s, n in counts.items() if n)
+        lines.append(f"- {name}: {said or 'not run'}{'; no other seed' if said and not all(counts.values()) else ''}.")
+    others = {(r["set"], r["seed"]) for r in shown if r["method"] not in (ALONE, *SHOWN)}
+    if others:
+        lines.append(f"- The methods beside labels alone and {', '.join(SHOWN)}: {', '.join(f'{n} seed {s}' for n, s in sorted(others))}, as far as their lines go.")
+    return ["What has been run:", "", *lines]
+
+
+def _lowest(here: list[Run]) -> str:
+    r = min(here, key=lambda r: r["accuracy"])
+    who, classes = " ".join(filter(None, (r["method"], r["tried"]))), CLASSES.get(r["set"], 10)
+    least = f"{100 * r['accuracy']:.1f} % ({who}, {r['partition']}, {r['amount']}, seed {r['seed']})"
+    return f"The lowest accuracy of any run is {least}; guessing one of {classes} classes has {100 / classes:.0f} %."
+
+
 def _line(here: list[Run], gained: dict[tuple[str, ...], dict[int, float]], name: str, labels: str, method: str, tried: str) -> str:
-    entries, means = [], []
-    for partition, amount in FEDERATIONS:
+    by_place = []
+    for place in FEDERATIONS:
         if method == ALONE and not tried:
-            values = [100 * r["accuracy"] for r in here if (r["method"], r["tried"], r["partition"], r["amount"]) == (method, tried, partition, amount)]
+            by_place.append({r["seed"]: 100 * r["accuracy"] for r in here if (r["method"], r["tried"], r["partition"], r["amount"]) == (method, tried, *place)})
         else:
-            values = list(gained.get((name, partition, amount, labels, method, tried), {}).values())
-        if not values:
-            entries.append("")
-            continue
-        means.append(statistics.mean(values))
-        sign = "" if method == ALONE and not tried else "+"
-        entries.append(f"{means[-1]:{sign}.1f}" + (f" ({' '.join(f'{v:{sign}.1f}' for v in values)})" if len(values) > 1 else ""))
+            by_place.append(gained.get((name, *place, labels, method, tried), {}))
     sign = "" if method == ALONE and not tried else "+"
-    total = f"{statistics.mean(means):{sign}.1f}" if means else ""
+    means = [statistics.mean(values.values()) for values in by_place if values]
+    everywhere = sorted(set.intersection(*map(set, by_place)))
+    some = sorted(set.union(*map(set, by_place)) - set(everywhere))
+    seeds = " ".join([*map(str, everywhere), *(f"({s})" for s in some)])
+    total = _with_parts(statistics.mean(means), [statistics.mean(v[s] for v in by_place) for s in everywhere], sign) if all(by_place) else ""
+    entries = [_with_parts(statistics.mean(v.values()), list(v.values()), sign) if v else "" for v in by_place]
     title = "labels alone" if method == ALONE else method
     used = next(r["settings"] for r in here if (r["method"], r["tried"]) == (method, tried))
-    return f"| {title}{f' `{tried}`' if tried else ''} | " + " | ".join(entries) + f" | {total} | {used} |"
+    return f"| {title}{f' `{tried}`' if tried else ''} | " + " | ".join(entries) + f" | {total} | {seeds} | {used} |"
+
+
+def brief(found: list[Run]) -> str:
+    """The means alone, a column for each set of which all four federations have been run: what docs/defaults.md has."""
+    gained = gains(found)
+    sets = [n for n in SETS if all((n, *place, "clients", m, "") in gained for place in FEDERATIONS for m in SHOWN)]
+    lines = ["| | " + " | ".join(sets) + " |", "|---" * (1 + len(sets)) + "|"]
+    for method in [ALONE, *SHOWN]:
+        rows = (_line([r for r in found if (r["set"], r["labels"]) == (n, "clients")], gained, n, "clients", method, "") for n in sets)
+        lines.append(f"| {'labels alone' if method == ALONE else method} | " + " | ".join(row.split(" | ")[5] for row in rows) + " |")
+    return "\n".join(lines)
+
+
+def _with_parts(mean: float, parts: list[float], sign: str) -> str:
+    return f"{mean:{sign}.1f}" + (f" ({' '.join(f'{v:{sign}.1f}' for v in parts)})" if len(parts) > 1 else "")
 
 
 # -- the call ----------------------------------------------------------------------------------------------------------
@@ -236,9 +278,9 @@ def main() -> int:
     parser.add_argument("--data-dir", help="where fashion-mnist/ and cifar10/ lie")
     parser.add_argument("--out", type=Path, default=Path("results/bench"))
     parser.add_argument("--sets", nargs="*", default=list(SETS), choices=SETS)
-    parser.add_argument("--methods", nargs="*", default=METHODS, choices=METHODS)
+    parser.add_argument("--methods", nargs="*", default=SHOWN, choices=[*METHODS, "all"])
     parser.add_argument("--labels", nargs="*", default=["clients"], choices=["clients", "server"])
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="*", type=int, default=list(SHOWING))
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, help="runs at a time")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no run after so many")
     parser.add_argument("--try", dest="tries", nargs="*", default=[], metavar="METHODS: KEYS")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from fallow.data.sources import ImageSet
 from fallow.errors import UserError
 
 
-def run(method: str, accuracy: float, seed: int = 0, partition: str = "IID", tried: str = "") -> dict[str, Any]:
-    place = {"set": "digits", "partition": partition, "amount": "few", "labels": "clients"}
+def run(method: str, accuracy: float, partition: str = "IID", amount: str = "few", seed: int = 0, tried: str = "") -> dict[str, Any]:
+    place = {"set": "digits", "partition": partition, "amount": amount, "labels": "clients"}
     return place | {"method": method, "seed": seed, "tried": tried, "accuracy": accuracy, "settings": "40 rounds"}
 
 
@@ -37,9 +38,19 @@ def test_a_gain_is_over_labels_alone_of_the_same_federation_and_seed() -> None:
 
 
 def test_the_table() -> None:
-    text = defaults.markdown(RUNS, {"commit": "abc", "torch": "2", "seconds": 60, "jobs": 2, "cpu_seconds": 120})
-    assert "| labels alone | 75.0 (70.0 80.0) |  | 60.0 |  | 67.5 | 40 rounds |" in text
-    assert "| fixmatch | +4.0 (+5.0 +3.0) |  | -2.0 |  | +1.0 | 40 rounds |" in text
+    """A mean only where all four federations have a run; seeds that not all of them have are in brackets."""
+    facts = {"commit": "abc", "torch": "2", "seconds": 60, "jobs": 2, "cpu_seconds": 120}
+    text = defaults.markdown(RUNS, facts)
+    assert "| labels alone | 75.0 (70.0 80.0) |  | 60.0 |  |  | (0) (1) | 40 rounds |" in text
+    assert "| fixmatch | +4.0 (+5.0 +3.0) |  | -2.0 |  |  | (0) (1) | 40 rounds |" in text
+    assert "- digits: seed 0: 4 of 36 runs, seed 1: 2 of 36 runs, seed 2: 1 of 36 runs." in text
+    assert "- fashion-mnist: not run." in text
+    assert "lowest accuracy of any run is 50.0 % (uda, IID, few, seed 2); guessing one of 10 classes has 10 %." in text
+    more = [run(m, a, p, amount, seed) for p, amount in defaults.FEDERATIONS for m, a in (("fedavg", 0.5), ("uda", 0.6)) for seed in (0, 1)]
+    more[-1]["accuracy"] = 0.64  # one of the eight gains is 14 points: its seed's mean is 11
+    text = defaults.markdown(more, facts)
+    assert "| uda | +10.0 (+10.0 +10.0) | +10.0 (+10.0 +10.0) | +10.0 (+10.0 +10.0) | +12.0 (+10.0 +14.0) | +10.5 (+10.0 +11.0) | 0 1 |" in text
+    assert "- digits: seed 0: 8 of 36 runs, seed 1: 8 of 36 runs; no other seed." in text
 
 
 def test_what_is_tried() -> None:
@@ -57,3 +68,11 @@ def test_photographs_are_files_of_many_sizes(tmp_path: Path) -> None:
     assert len(files) == 6 * len(KINDS) and {p.suffix for p in files} == {".png", ".jpg"}
     assert {p.parent.name for p in files} == set(KINDS)
     assert len({Image.open(p).size for p in files}) > 20
+
+
+def test_the_pages_have_the_figures_of_the_committed_runs() -> None:
+    root = Path(__file__).parents[1]
+    facts = json.loads((root / "results/bench/defaults.json").read_text())
+    runs = facts.pop("runs")
+    assert (root / "results/bench/defaults.md").read_text() == defaults.markdown(runs, facts), "write it with bench.defaults"
+    assert defaults.brief(runs) in (root / "docs/defaults.md").read_text()
