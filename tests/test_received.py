@@ -14,6 +14,7 @@ from conftest import TINY
 
 import fallow
 from fallow import disk
+from fallow.data import sources
 from fallow.data.readers import kept
 from fallow.errors import UserError
 from fallow.runs import nodes, speed
@@ -108,3 +109,33 @@ def test_nobody_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speed, "_measured", lambda *_: speed.Speed(2.0, 1.0))
     assert speed.speed("small-cnn", 1, 8, "cpu") == speed.Speed(2.0, 1.0)
     assert kept.find("0" * 40, 1) is None
+
+
+HUGE = {  # a data set, and the first file of it that is read
+    "csv:d.csv": "d.csv", "cifar10": "cifar-10-batches-bin/data_batch_1.bin", "cifar100": "cifar-100-binary/fine_label_names.txt",
+    "stl10": "stl10_binary/train_y.bin", "tinyimagenet": "tiny-imagenet-200/wnids.txt",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "file"), HUGE.items())
+def test_data_larger_than_the_memory(name: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is read; on a disk that takes so large a file it takes no room."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    for other in ("train_X.bin", "test_X.bin", "test_y.bin", "unlabeled_X.bin"):
+        (path.parent / other).write_bytes(bytes(3 * 96 * 96))
+    (path.parent / "train.bin").touch()
+    path.touch()
+    try:
+        os.truncate(path, 2**43)
+    except OSError:
+        pytest.skip("this disk takes no file of 8 TiB")
+    with pytest.raises(UserError, match=r"reading .* takes .* GiB of memory"):
+        sources.load(name, tmp_path)
+
+
+def test_a_line_without_an_end(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text("file,label\n" + "x" * 2_000_000)
+    with pytest.raises(UserError, match=r"d.csv has a line of more than 1,048,576 characters"):
+        sources.load(f"csv:{tmp_path / 'd.csv'}")

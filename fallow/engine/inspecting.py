@@ -9,9 +9,8 @@ from functools import partial
 import torch
 
 from fallow import models, own
-from fallow.engine import feed
+from fallow.engine import feed, own_models
 from fallow.engine.clients import SERVER
-from fallow.engine.kit import Kit
 from fallow.engine.party import Job, Party, begin_calls, numbers, run_step, start_of
 from fallow.engine.round import Federated
 from fallow.engine.site import Site
@@ -21,36 +20,16 @@ from fallow.errors import UserError
 from fallow.methods import is_own
 from fallow.methods.plan import Plan
 
-IMAGES = 4
 MEND = "use masks (masked_mean, torch.where, descend(when=...)) and columns of the plan, or set captured = False"
 
 
 def inspect(federated: Federated) -> None:
     """Once, as a run begins. On CUDA steps are captured for good, and what cannot be is told there."""
     kit, o = federated.kit, federated.o
-    if models.is_own(o.model) and draws_its_own(kit):
-        cause = f"the model {o.model} draws random numbers that are torch's own, so its runs could be neither repeated nor resumed exactly"
-        raise UserError(cause, "use nn.Dropout, which is keyed, in place of F.dropout and torch.rand")
+    if models.is_own(o.model):
+        own_models.check(kit)
     if is_own(o.method) and federated.method.captured and o.capture and kit.device.type == "cpu":
         _try_capturable(federated)
-
-
-@torch.no_grad()
-def draws_its_own(kit: Kit) -> bool:
-    """Whether the run's model, trained, answers the same images differently each time, as one that calls `F.dropout` does."""
-    net, start = kit.net(), kit.initial()
-    images = torch.randn(kit.blank(IMAGES).shape, generator=torch.Generator().manual_seed(0)).to(kit.device)
-
-    def logits() -> torch.Tensor:
-        net.load(start)
-        net.begin_step()
-        return net(images, stats="batch")
-
-    try:
-        one, two = logits(), logits()
-    except RuntimeError:  # it takes no such images; its first step says so
-        return False
-    return not (torch.equal(one, two) if kit.device.type == "cpu" else torch.allclose(one, two, rtol=1e-2, atol=1e-2))
 
 
 def _try_capturable(f: Federated) -> None:

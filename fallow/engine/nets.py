@@ -118,6 +118,11 @@ class NetHandle:
             else:
                 owner._buffers[leaf] = view
 
+    def strays(self) -> list[str]:
+        """The tensors of the module that are no longer those of its State: it has put others in their places."""
+        there = {name: getattr(owner, leaf) for name, owner, leaf in _places(self.module)}
+        return [e.name for e in self.layout.entries if there[e.name].data_ptr() != e.view(self.flat.groups[e.group]).data_ptr()]
+
     # -- calling -----------------------------------------------------------------------------------------------------
     def __call__(
         self,
@@ -129,6 +134,10 @@ class NetHandle:
     ) -> Tensor:
         """Logits, float32. Every call is a batch of its own for batch norm; `stats`: update, batch or running."""
         return self._call(x, weights, stats, rows, parts).float()
+
+    def raw(self, x: Tensor, stats: str) -> Any:
+        """What the module itself gives, whatever that is."""
+        return self._call(x, stats=stats)
 
     def with_features(self, x: Tensor, stats: str = "update", rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Logits, and the features before the last layer, of one call."""

@@ -19,6 +19,7 @@ from fallow.errors import UserError, suggest
 from fallow.models.cnn import VGG11, EmnistCNN, EmnistCNNofRGD, LeNet, SmallCNN
 from fallow.models.norms import NORMS, Modes, adopt
 from fallow.models.resnet import ResNet8, ResNet9, ResNet18, ResNet18ofImageNet
+from fallow.models.tensors import check_tensors
 from fallow.models.wrn import WideResNet
 
 __all__ = ["NORMS", "Modes", "adopt", "build", "default_norm", "names"]
@@ -93,6 +94,7 @@ def _own(name: str, offered: dict[str, int | str | None]) -> nn.Module:
         net = make(**given)
     if not isinstance(net, nn.Module):
         raise UserError(f"{code.shown}:{what} gave a {type(net).__name__}", "a model is a torch.nn.Module")
+    check_tensors(net, f"the model {code.shown}:{what}")
     return net
 
 

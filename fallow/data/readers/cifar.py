@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fallow import disk
 from fallow.data.readers.common import ImageSet, Parts, check_labels, check_same_count, damaged, missing, split, truncated
 from fallow.data.readers.pickled import Array, parsed
 from fallow.limits import check_room
@@ -38,7 +39,7 @@ def read_binary100(folder: Path) -> Parts:
     listed = folder / "fine_label_names.txt"
     if not listed.is_file():
         raise missing(listed)
-    classes = tuple(listed.read_text(encoding="utf-8", errors="replace").split())
+    classes = tuple(disk.read(listed).decode("utf-8", errors="replace").split())
     if len(classes) != 100:
         raise damaged(listed, f"it names {len(classes)} classes, not 100")
     # a record has the coarse label before the fine one
@@ -51,6 +52,7 @@ def _records(folder: Path, files: tuple[str, ...], label_bytes: int, classes: in
     for path in (folder / file for file in files):
         if not path.is_file():
             raise missing(path)
+        check_room(2 * path.stat().st_size, f"reading {path}")
         content = np.fromfile(path, dtype=np.uint8)
         if len(content) % record or not len(content):
             raise truncated(path, len(content), (len(content) // record + 1) * record)

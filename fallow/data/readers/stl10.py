@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fallow.data.readers.common import UNKNOWN, Parts, check_labels, check_same_count, missing, split, truncated
+from fallow.limits import check_room
 
 CLASSES = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
 SHAPE = (3, 96, 96)
@@ -35,11 +36,13 @@ def _images(path: Path) -> np.ndarray:
 def _labels(path: Path) -> np.ndarray:
     if not path.is_file():
         raise missing(path)
+    check_room(9 * path.stat().st_size, f"reading {path}")
     return check_labels(np.fromfile(path, np.uint8).astype(np.int64) - 1, len(CLASSES), path)
 
 
 def _upright(*stored: np.ndarray) -> np.ndarray:
     """All images, rows first; written in place because the unlabelled ones alone take 2.8 GB."""
+    check_room(sum(images.nbytes for images in stored), "holding the images of STL-10")
     upright = np.empty((sum(map(len, stored)), *SHAPE), np.uint8)
     at = 0
     for images in stored:

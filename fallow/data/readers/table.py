@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TextIO
 
 from fallow.data.readers.albums import Album, Entry, listed
 from fallow.data.readers.common import UNKNOWN
 from fallow.data.readers.holdout import in_order
 from fallow.errors import UserError
+from fallow.limits import check_room
 from fallow.paths import is_special, shown, user_path
 
+LONGEST = 1 << 20  # characters of a line
+FACTOR = 4  # bytes of memory that a byte of the file takes
 COLUMNS = ("file", "label", "client", "split")
 
 
@@ -43,7 +48,8 @@ def _rows(path: Path) -> tuple[list[Row], bool]:
         raise UserError(f"there is no file {path}", "give the path of a CSV with the columns file,label,client,split")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, skipinitialspace=True)
+            check_room(FACTOR * path.stat().st_size, f"reading {path}")
+            reader = csv.DictReader(_lines(file, path), skipinitialspace=True)
             columns = [(name or "").strip() for name in reader.fieldnames or ()]
             reader.fieldnames = columns
             _check_columns(columns, path)
@@ -53,6 +59,14 @@ def _rows(path: Path) -> tuple[list[Row], bool]:
     if all(row.test for row in rows):
         raise UserError(f"{path} lists no training image", "add rows whose split is train or empty")
     return rows, "client" in columns
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    """Its lines, of which none is longer than a line of such a table is."""
+    while line := file.readline(LONGEST + 1):
+        if len(line) > LONGEST:
+            raise UserError(f"{path} has a line of more than {LONGEST:,} characters", "save it as comma-separated text, a line for each image")
+        yield line
 
 
 def _check_columns(columns: list[str], path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fallow import disk
 from fallow.data.readers.albums import Album, Entry
 from fallow.data.readers.common import Parts, damaged, missing
 from fallow.data.readers.folders import filled
@@ -48,4 +49,4 @@ def _names(folder: Path, wnids: list[str]) -> tuple[str, ...]:
 def _lines(path: Path) -> list[str]:
     if not path.is_file():
         raise missing(path)
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return disk.read(path).decode("utf-8", errors="replace").splitlines()
