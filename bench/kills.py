@@ -85,8 +85,12 @@ class Trial:
         command = [sys.executable, "-m", "fallow", "federation", "run", "fed", "simulated", *words, "--name", name]
         with (self.folder / f"{name}.log").open("w") as log:
             running = subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=log, stderr=log)
-            case.strike(self, self.pauses.wait(case.moment))
-            code = running.wait(600)
+            try:
+                case.strike(self, self.pauses.wait(case.moment))
+                code = running.wait(600)
+            finally:  # the next case has the nodes for itself
+                running.send_signal(signal.SIGINT)
+                running.wait(120)
         told, path = (self.folder / f"{name}.log").read_text(), self.fed.folder / "runs" / name
         ended = [line.removeprefix("error: ").partition("; ")[0] for line in told.splitlines() if line.startswith("error: ")]
         if code:

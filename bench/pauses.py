@@ -108,7 +108,7 @@ class Pauses:
     def also(self, moment: str) -> None:
         (self.armed / moment).touch()
 
-    def wait(self, moment: str, patience: float = 180.0) -> int:
+    def wait(self, moment: str, patience: float = 400.0) -> int:
         """The process that stands at a moment."""
         until = time.monotonic() + patience
         while time.monotonic() < until:

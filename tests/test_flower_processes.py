@@ -189,6 +189,10 @@ def test_commands_of_a_federation_that_is_down(fallow_cli: Any, tmp_path: Path) 
     told = fallow_cli("federation", "status", "fed")
     assert told.code == 0 and "the federation is down" in told.out
     assert "the federation is not up" in fallow_cli("federation", "run", "fed", "method=fedavg").sentence
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.yaml").write_text("method: fedavg\n")  # a simulated run's folder
+    assert "the federation is not up" in fallow_cli("federation", "run", "fed", "small").sentence
+    assert "there is no recipe 'smal'" in fallow_cli("federation", "run", "fed", "smal").sentence
     assert list((tmp_path / "fed" / "runs").iterdir()) == []
     assert fallow_cli("federation", "down", "fed").code == 0
     assert "does not say where its images are" in fallow_cli("node", "start", "fed/nodes/node-0").sentence

@@ -53,14 +53,14 @@ def common(
     mode.debug = show
 
 
-def words_of(words: list[str] | None) -> tuple[str | None, dict[str, Any]]:
-    """A recipe, if the first word is no key=value, and the keys."""
+def words_of(words: list[str] | None, runs: bool = False) -> tuple[str | None, dict[str, Any]]:
+    """A recipe, if the first word is no key=value, and the keys. With `runs` the folder of a run stands for a recipe, too."""
     from fallow.recipes.reading import place
     from fallow.trees import parse_pairs
 
     words = list(words or [])
     recipe = words.pop(0) if words and "=" not in words[0] else None
-    if recipe is not None:
+    if recipe is not None and not (runs and os.path.isfile(os.path.join(recipe, "config.yaml"))):
         place(recipe)
     keys = parse_pairs(words)
     for flag in ("out", "name", "stop_after", "download", "watch", "trust"):

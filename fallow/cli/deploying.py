@@ -75,7 +75,7 @@ def run_(
     from fallow.runs.result import Result
 
     fed = _opened(folder)
-    recipe, keys = words_of(words)
+    recipe, keys = words_of(words, runs=True)
     if resume:
         if recipe:
             raise UserError(f"{recipe} is given with --resume", "leave one of them out")

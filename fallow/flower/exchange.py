@@ -14,7 +14,7 @@ from fallow.flower.looks import Looks
 from fallow.flower.parcel import Parcel
 
 KINDS = {"who": "query.who", "ask": "query.ask", "train": "train"}
-POLL, SLOWEST = 0.1, 1.0  # seconds between looks for answers, soon after the last one and later
+POLL, SLOWEST = 0.2, 1.0  # seconds between looks for answers, soon after the last one and later
 WIDTH = 8  # answers fetched side by side
 UNAVAILABLE = 5
 WORDS = {

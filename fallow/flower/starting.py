@@ -21,7 +21,7 @@ from fallow.flower.processes import LOG, bounded, end, environment, free_port, s
 from fallow.flower.worker import Worker
 
 IN = "the node is in"
-POLL = 0.1, 1.0  # seconds between looks for a message that the SuperNode has, soon after the last one and later
+POLL = 0.2, 1.0  # seconds between looks for a message that the SuperNode has, soon after the last one and later
 PATIENCE = 90.0  # a killed node is taken for alive for up to 60 s, and its successor refused
 REASONS = {  # what Flower says, and what it means
     "[code: 2001]": ("the server does not know this node's key", "copy the node's folder from the server anew"),

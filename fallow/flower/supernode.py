@@ -10,7 +10,7 @@ from flwr.supernode.cli.flower_supernode import flower_supernode
 
 from fallow.flower.looks import Looks
 
-LEAST = 0.2  # seconds between looks for a message
+LEAST = 0.5  # seconds between looks for a message
 ANSWER = 0.1  # between looks for its answer, which cost nothing: it is in the same process
 
 
