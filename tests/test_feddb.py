@@ -493,7 +493,7 @@ def test_readings() -> None:
     assert (o.optimizer_state, o.server_momentum, o.schedule, o.augment.strong) == ("reset", 0.0, "constant", "ra-fixmatch")
     _, o = resolve({}, {"method": "feddb", "reading": "released"})
     assert (o.dma, o.app_u_over, o.reduction, o.server_momentum, o.statistics) == ("code", "accepted", "selected", 0.5, "batch")
-    assert o.labelled_as_unlabelled and o.batch == "full"
+    assert o.labelled_as_unlabelled and o.batch == "full" and (o.schedule, o.augment.strong) == ("cosine", "ra-semifl")
     for number, setting, delta in (("2", "delta=0.3", 0.3), ("3", "delta=0.1", 0.1), ("4", "delta=0.1", 0.1)):
         for reading, split in (("recommended", f"dirichlet-capped:{delta},min_size=1"), ("paper", f"dirichlet-client:{delta}")):
             given = {"data": "svhn", "setting": setting, "method": "DPL and DMA" if number == "4" else "FedDB", "reading": reading}

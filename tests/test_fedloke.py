@@ -413,7 +413,7 @@ def test_settings():
     _, o, *_ = prepare(None, {"method": "fedloke", "reading": "paper"})
     assert (o.personal_start, o.unlabelled_schedule, o.clip_value, o.weights) == ("random", "epoch", None, "samples")
     assert (o.augment.draws, o.augment.strong, o.augment.cutout) == ("sample", "ra-torchvision", "none")
-    _, o, *_ = prepare(None, {"method": "fedloke", "defaults": "paper", "augment": {"draws": "batch"}})
+    _, o, *_ = prepare(None, {"method": "fedloke", "reading": "released", "defaults": "paper"})
     assert (o.augment.draws, o.augment.strong, o.clip_value, o.momentum, o.lr) == ("batch", "ra-torchvision", 0.1, 0.0, 0.01)
     with pytest.raises(UserError, match="labels=server"):
         prepare(None, {"method": "fedloke", "labels": "server"})

@@ -56,7 +56,7 @@ class FedDB(Method[PriorSlot, PriorParty, Columns]):
             "dma": "paper-loop", "app_u_over": "all", "reduction": "all", "empty_mask": "full-batch", "optimizer_state": "reset",
             "server_momentum": 0.0, "schedule": "constant", "augment": {"strong": "ra-fixmatch"},
         },
-        "released": {},
+        "released": {"schedule": "cosine", "augment": {"strong": "ra-semifl"}},
     }  # fmt: skip
 
     class Options(Method.Options):

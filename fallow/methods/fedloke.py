@@ -60,7 +60,7 @@ class FedLoKe(Method[PersonalSlot, PersonalParty, Columns]):
             "weights": "samples",
             "augment": {"draws": "sample"},
         },
-        "released": {},
+        "released": {"augment": {"draws": "batch"}},
     }
 
     class Options(Method.Options):
