@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import TINY
 
 from fallow import models
+from fallow.data.samples import Samples
 from fallow.engine import eager
+from fallow.methods import find
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
 from fallow.runs.settings import resolve
@@ -55,3 +59,12 @@ def test_a_server_is_one_more_party_of_the_mean() -> None:
         weights = {labels: resolve({}, {"method": name, "labels": labels})[1].weights for labels in ("server", "clients", "some")}
         assert weights == {"server": "uniform", "clients": "samples", "some": "samples"}
     assert resolve({}, {"method": "fixmatch", "labels": "server", "weights": "samples"})[1].weights == "samples"
+
+
+@pytest.mark.parametrize(("norm", "count", "steps"), [("bn", 17, 2), ("sbn", 17, 2), ("gn", 17, 3), ("bn", 18, 3), ("bn", 16, 2), ("bn", 1, 1)])
+def test_no_batch_of_one_under_batch_norm(norm: str, count: int, steps: int) -> None:
+    """6.2: the last short batch is kept, but for one of a single sample under batch norm."""
+    o = find("fedavg").Options(norm=norm)
+    party = SimpleNamespace(labelled=Samples.of(np.arange(count), np.zeros(count)), batch=8, epochs=1, steps=None)
+    plan = find("fedavg")(o, 10).plan(party, {})
+    assert len(plan) == steps and plan.segments[0].streams["x"].sizes(steps) == [8] * (count // 8) + [count % 8] * (steps - count // 8)

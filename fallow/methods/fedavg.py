@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from fallow.config import Config
 from fallow.errors import UserError
-from fallow.methods.base import Method
+from fallow.methods.base import Found, Method, Party, Plan
+from fallow.models import default_norm
 
 
 class FedAvg(Method):
@@ -23,6 +27,17 @@ class FedAvg(Method):
             if self.labels == "server" and self.average != "mean":
                 cause = f"{self.method} with labels=server trains the server alone, so average={self.average} has nothing to weigh"
                 raise UserError(cause, "leave average out")
+
+
+    def plan(self, party: Party, found: Found) -> Plan:
+        """Under batch norm without a pass's last batch where that is of one sample."""
+        x = party.labelled.batches(party.batch, "labelled", epochs=party.epochs, steps=party.steps)
+        alone = has_batch_norm(self.o) and len(sizes := x.sizes_of_pass()) > 1 and sizes[-1] == 1
+        return Plan(self.supervised, x=replace(x, tail="drop") if alone else x)
+
+
+def has_batch_norm(o: Config) -> bool:
+    return (o.norm or default_norm(o.model)) in ("bn", "bn-batch", "sbn")
 
 
 class FedProx(FedAvg):
