@@ -122,7 +122,8 @@ def _check_single(keys: dict[str, Any]) -> None:
     """Several values of a key are a grid, which the command line makes."""
     for key, value in keys.items():
         field = Config.model_fields.get(key)
-        listed = isinstance(value, list | tuple | set) and field and key != "data" and "a list" not in configuration.takes(field.annotation)
+        single = field is not None and key != "data" and not {"a list", "a section"} & set(configuration.takes(field.annotation).split(" | "))
+        listed = single and isinstance(value, list | tuple | set) and len(value) > 1
         if listed or (key in ("method", "seed") and isinstance(value, str) and "," in value):
             words = value if isinstance(value, str) else ",".join(map(str, value))
             raise UserError(f"{key}={shown(words)} are several values, and fallow.run makes one run", f"call it for each, or type `fallow run {key}={shown(words)}`")
