@@ -1,7 +1,7 @@
 """The interface of a method: eight hooks in the order of a round, and what they speak of.
 
 Everything particular to a paper is in one class derived from `Method`; everything else (batching, views, devices,
-randomness, transport, checkpoints) is not. Each hook has a default, and FedAvg overrides none.
+randomness, transport, checkpoints) is not. Each hook has a default, and FedAvg overrides one.
 """
 
 from __future__ import annotations

@@ -28,7 +28,6 @@ class FedAvg(Method):
                 cause = f"{self.method} with labels=server trains the server alone, so average={self.average} has nothing to weigh"
                 raise UserError(cause, "leave average out")
 
-
     def plan(self, party: Party, found: Found) -> Plan:
         """Under batch norm without a pass's last batch where that is of one sample."""
         x = party.labelled.batches(party.batch, "labelled", epochs=party.epochs, steps=party.steps)
