@@ -396,6 +396,13 @@ def test_what_is_named_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", noting(os.replace))
     monkeypatch.setattr(os, "rename", noting(os.rename))
+    mkdir = os.mkdir
+
+    def made(path: Any, *more: Any, **given: Any) -> None:
+        mkdir(path, *more, **given)
+        told.append(("made", "", str(Path(path).absolute())))
+
+    monkeypatch.setattr(os, "mkdir", made)
     run = fallow.run(out=tmp_path, name="run", **KEYS | {"rounds": 2, "validation": 0.2}).path.resolve()
     named = [(at, source, Path(target)) for at, (what, source, target) in enumerate(told) if what == "named" and target.startswith(str(run))]
     assert {"manifest.json", "model.safetensors", "summary.json", "index.json", "server.safetensors", "1", "2"} <= {target.name for *_, target in named}
@@ -403,6 +410,11 @@ def test_what_is_named_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for at, source, target in named:
         assert ("synced", source, "") in told[:at], target
         assert ("synced", str(target.parent), "") in told[at:], target
+    folders = [(at, Path(target)) for at, (what, _, target) in enumerate(told) if what == "made" and target.startswith(str(run)) and not target.endswith(".part")]
+    assert {"run", "keep", "best", "checkpoint"} <= {target.name for _, target in folders}
+    second = next(at for at, _, target in named if target == run / "checkpoint" / "2")
+    for at, target in folders:  # a checkpoint lies in folders that last, before the next one is made
+        assert ("synced", str(target.parent), "") in told[at : max(at, second)], target
     for round in (1, 2):
         before = told[: next(at for at, _, target in named if target == run / "checkpoint" / str(round))]
         assert before.count(("synced", str(run / "metrics.jsonl"), "")) == round

@@ -118,6 +118,7 @@ def _resumed(folder: RunFolder, order: Order, terms: Terms, exchange: Exchange, 
     source = source_of(options, share)
     origin = Origin.read(folder.path)
     if origin is not None:
+        origin.check_code(options, folder.path, False)
         origin.check_data(source, False)
     federation = Away.load(folder.federation)
     roster = Roster(exchange, about_code(order, options, source), order.clients, tell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
 import shutil
 import ssl
 import subprocess
@@ -23,9 +24,12 @@ from fallow import disk
 from fallow.errors import UserError
 from fallow.flower import pki
 from fallow.flower.processes import BIN, Processes, environment, free_port
-from fallow.trees import read_yaml
+from fallow.paths import user_path
+from fallow.trees import read_yaml, shown
 
 NAME = "federation.yaml"
+COUNTS = {"clients": 10_000, "port": 65_535, "link": 65_535}  # the most of each
+HOST = re.compile("[A-Za-z0-9:][A-Za-z0-9.:_-]{0,252}")
 APP = {
     "pyproject.toml": """\
 [build-system]
@@ -61,11 +65,12 @@ class Federation:
         if not (self.folder / NAME).is_file():
             raise UserError(f"there is no federation in {folder}", f"make one with `fallow federation init {folder} --clients N`")
         keys = read_yaml(self.folder / NAME)
-        try:
-            self.clients, self.host, self.port = int(keys["clients"]), str(keys["host"]), int(keys["port"])
-            self.bind, self.link = str(keys["bind"]), int(keys["link"])
-        except (KeyError, TypeError, ValueError):
-            raise UserError(f"{self.folder / NAME} lacks a key", "make the federation anew") from None
+        for name in (*COUNTS, "host", "bind"):
+            if name not in keys:
+                raise UserError(f"{self.folder / NAME} lacks a key", "make the federation anew")
+            _check(name, keys[name], f"{self.folder / NAME} has ")
+        self.clients, self.port, self.link = (int(keys[name]) for name in COUNTS)
+        self.host, self.bind = keys["host"], keys["bind"]
         self.processes = Processes(self.folder, tell)
         self.env = environment(self.folder / "home")
         self.pki = self.folder / "pki"
@@ -74,9 +79,14 @@ class Federation:
     @staticmethod
     def init(folder: Path, clients: int, host: str = "127.0.0.1", port: int | None = None, bind: str = "127.0.0.1", tell: Callable[[str], None] = print) -> Federation:
         """Makes what is missing; what is there stays, keys above all."""
-        folder = folder.absolute()
-        with disk.errors_as_user_errors(folder):
+        folder = user_path(folder).absolute()
+        for name, value in (("clients", clients), ("host", host), ("bind", bind), *([] if port is None else [("port", port)])):
+            _check(name, value, "")
+        with disk.errors_as_user_errors(folder, "choose another folder"):
             folder.mkdir(parents=True, exist_ok=True)
+            there = sorted(path.name for path in folder.iterdir() if not path.name.endswith(".part"))
+            if there and NAME not in there:
+                raise UserError(f"{folder} is no federation, but {there[0]} lies there", "choose a folder of its own")
             folder.chmod(0o700)
         if not (folder / NAME).exists():
             link = free_port()
@@ -171,15 +181,27 @@ class Federation:
     def _register(self) -> None:
         """Lets each node's public key in, once."""
         file = self.folder / "registered.json"
-        known: dict[str, str] = json.loads(file.read_text()) if file.exists() and (self.folder / "superlink.db").exists() else {}
+        known = self.known() if (self.folder / "superlink.db").exists() else {}
         new = [k for k in range(self.clients) if self.public(k) not in known]
         with ThreadPoolExecutor(4) as pool:
             for client, told in zip(new, pool.map(self._register_one, new)):
                 known[self.public(client)] = told
         disk.write(file, json.dumps(known, indent=1))
 
+    def known(self) -> dict[str, str]:
+        """The public keys that were let in, and Flower's numbers of their nodes; none where the list is damaged."""
+        try:
+            found = json.loads(disk.read(self.folder / "registered.json"))
+        except (UserError, ValueError, RecursionError):
+            return {}
+        return {str(key): str(number) for key, number in found.items()} if isinstance(found, dict) else {}
+
     def public(self, client: int) -> str:
-        return (self.folder / "keys" / f"node-{client}.pub").read_text().split()[1]
+        path = self.folder / "keys" / f"node-{client}.pub"
+        words = disk.read(path).decode(errors="replace").split()
+        if len(words) < 2:
+            raise UserError(f"{path} is damaged", "take the node's folder and this file away, and make them anew with `fallow federation init`")
+        return words[1]
 
     def _register_one(self, client: int) -> str:
         told = self.flwr("supernode", "register", str(self.folder / "keys" / f"node-{client}.pub"), "fed", "--name", f"client-{client}")
@@ -245,6 +267,15 @@ class Federation:
         if not told.get("run-id"):
             raise UserError(f"the run was not taken ({told.get('error-message')})", "see `fallow federation status`")
         return str(told["run-id"])
+
+
+def _check(name: str, value: Any, where: str) -> None:
+    """Refuses what is no count of nodes, no port, no name of a machine."""
+    most = COUNTS.get(name)
+    good = type(value) is int and 1 <= value <= most if most else isinstance(value, str) and HOST.fullmatch(value) is not None
+    if not good:
+        wanted = f"a number from 1 to {most:,}" if most else "a name or an address, such as fl.example.org"
+        raise UserError(f"{where}{name}: {shown(value) or 'nothing'}", f"give {wanted}")
 
 
 def _is_loopback(host: str) -> bool:

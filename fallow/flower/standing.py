@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from fallow import disk
+from fallow.errors import UserError
 from fallow.flower.federation import Federation
 from fallow.runs.nodes import nodes
 
@@ -25,7 +27,7 @@ def lines(fed: Federation) -> Iterator[str]:
     if "superlink" not in alive:
         yield f"the federation is down; start it with `fallow federation up {fed.folder}`"
         return
-    known: dict[str, str] = json.loads((fed.folder / "registered.json").read_text()) if (fed.folder / "registered.json").exists() else {}
+    known = fed.known()
     client = {number: k for k in range(fed.clients) if (number := known.get(fed.public(k)))}
     for told in fed.online():
         number = str(told.get("node-id"))
@@ -55,7 +57,9 @@ def _run(path: Path) -> Iterator[str]:
 
 def _ended(path: Path) -> str:
     try:
-        end = json.loads((path / "ended.json").read_text())
-    except (OSError, ValueError):
+        end = json.loads(disk.read(path / "ended.json"))
+    except (UserError, ValueError, RecursionError):
+        return "not ended"
+    if not isinstance(end, dict):
         return "not ended"
     return "finished" if end.get("ok") else f"ended: {end.get('cause')}"
