@@ -194,7 +194,7 @@ bench.defaults`. Nothing is given but method, data and federation: three clients
 "few" and "some" labels (digits and Fashion-MNIST 8 and 20 %, CIFAR-10 and photographs 10 and 30 %), IID or Dirichlet (0.5). Digits,
 Fashion-MNIST and CIFAR-10 are the first 900 training and 2,000 test images (digits: the 897 others); photographs are 900 files of
 five classes and 1,500 to test on, PNG and JPEG of many sizes. Digits have 8x8 pixels, all others are made 12x12, so that this is cheap. The first line of a table has the accuracies of labels alone.
-"mean" is over the four federations, in brackets by seed where all four have it; a seed in brackets is not in all four.
+"mean" is over the four federations and the seeds that all four have (in brackets by seed); a seed in brackets is not in all four.
 """
 
 
@@ -229,11 +229,11 @@ def _line(here: list[Run], gained: dict[tuple[str, ...], dict[int, float]], name
         else:
             by_place.append(gained.get((name, *place, labels, method, tried), {}))
     sign = "" if method == ALONE and not tried else "+"
-    means = [statistics.mean(values.values()) for values in by_place if values]
     everywhere = sorted(set.intersection(*map(set, by_place)))
     some = sorted(set.union(*map(set, by_place)) - set(everywhere))
     seeds = " ".join([*map(str, everywhere), *(f"({s})" for s in some)])
-    total = _with_parts(statistics.mean(means), [statistics.mean(v[s] for v in by_place) for s in everywhere], sign) if all(by_place) else ""
+    by_seed = [statistics.mean(v[s] for v in by_place) for s in everywhere]
+    total = _with_parts(statistics.mean(by_seed), by_seed, sign) if by_seed else ""
     entries = [_with_parts(statistics.mean(v.values()), list(v.values()), sign) if v else "" for v in by_place]
     title = "labels alone" if method == ALONE else method
     used = next(r["settings"] for r in here if (r["method"], r["tried"]) == (method, tried))
@@ -243,7 +243,7 @@ def _line(here: list[Run], gained: dict[tuple[str, ...], dict[int, float]], name
 def brief(found: list[Run]) -> str:
     """The means alone, a column for each set of which all four federations have been run: what docs/defaults.md has."""
     gained = gains(found)
-    sets = [n for n in SETS if all((n, *place, "clients", m, "") in gained for place in FEDERATIONS for m in SHOWN)]
+    sets = [n for n in SETS if all(set.intersection(*(set(gained.get((n, *place, "clients", m, ""), ())) for place in FEDERATIONS)) for m in SHOWN)]
     lines = ["| | " + " | ".join(sets) + " |", "|---" * (1 + len(sets)) + "|"]
     for method in [ALONE, *SHOWN]:
         rows = (_line([r for r in found if (r["set"], r["labels"]) == (n, "clients")], gained, n, "clients", method, "") for n in sets)

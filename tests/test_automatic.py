@@ -108,6 +108,17 @@ def test_clients_without_labels_keep_the_papers_threshold() -> None:
     assert prepared(method="fixmatch", server_turn="beside", **given).server_turn == "beside"
 
 
+def test_without_momentum_the_rate_makes_up_for_it() -> None:
+    """0.1 is for momentum 0.9, which adds gradients up to ten times themselves; 0.02 at 0.98, 1 without any."""
+    found = [facts(o=Config(momentum=m)).lr for m in (0.0, 0.5, 0.9, 0.98)]
+    assert found == [1.0, 0.5, 0.1, 0.02]
+    assert facts(o=Config(optimizer="adam", momentum=0.5)).lr == 0.002
+    given = {"data": "few-digits"}
+    assert [prepared(method=m, **given).lr for m in ("fml", "semifed", "fedloke", "fedmatch")] == [1.0, 1.0, 0.6, 0.02]
+    assert prepared(method="fixmatch", momentum=0, nesterov=False, **given).lr == 1.0
+    assert prepared(method="feddure", momentum=0.8, **given).virtual_lr == 0.2
+
+
 def test_ramps_go_with_the_rounds() -> None:
     assert [facts(rounds=n).ramp for n in (1, 3, 30, 600)] == [1, 1, 10, 200]
 

@@ -14,7 +14,7 @@ from fallow.errors import UserError
 from fallow.keys.section import Keys
 from fallow.methods.base import AnyMethod, Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import RATES, Facts, common
+from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.labelling import confidence, hard
 from fallow.methods.parts.losses import ce, cross_entropy
 
@@ -101,7 +101,8 @@ class FedDure(Method[Regulated]):
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
         """All nets learn as everybody's do, C-reg's virtual step too."""
-        sgd = {} if facts.given & {"optimizer", "lr"} else {"optimizer": "sgd", "lr": RATES["sgd"], "virtual_lr": RATES["sgd"]}
+        lr = facts.having(optimizer="sgd").lr
+        sgd = {} if facts.given & {"optimizer", "lr"} else {"optimizer": "sgd", "lr": lr, "virtual_lr": lr}
         return super().automatic(facts) | common(facts) | {"threshold": facts.threshold} | sgd
 
     @property

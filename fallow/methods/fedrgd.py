@@ -16,7 +16,7 @@ from fallow.methods.base import Found, Plan
 from fallow.methods.fixmatch import Columns, FixMatch
 from fallow.methods.parts import labelling
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import RATES, Facts, common
+from fallow.methods.parts.fitting import Facts, common
 from fallow.methods.parts.labelling import LabellerParty, LabellerSlot
 from fallow.methods.parts.losses import ce, cross_entropy, masked_mean
 from fallow.models import default_norm
@@ -83,7 +83,7 @@ class FedRGD(FixMatch):
         has them trains beside the clients, slowly: faster, all images came to be labelled alike.
         """
         clients: Keys = {"groups": max(1, facts.o.active_count // 10), "group_models": False}
-        at_server: Keys = {"server_turn": facts.o.server_turn, "lr": round(0.3 * RATES[facts.o.optimizer], 6)}
+        at_server: Keys = {"server_turn": facts.o.server_turn, "lr": round(0.3 * facts.lr, 6)}
         own = at_server if facts.o.labels == "server" else clients
         return super().automatic(facts) | common(facts) | own
 

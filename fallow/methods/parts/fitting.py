@@ -23,6 +23,7 @@ LABELLED = 16  # images with a label in a step
 UNLABELLED = 32  # images without
 LEAST = 4, 8  # of both, where memory is short
 RATES = {"sgd": 0.1, "adam": 2e-3}
+USUAL = 0.9  # the momentum that SGD's rate is for
 SURE = 0.55  # of the way from a guess to certainty
 RAMP = 1 / 3  # of the rounds
 SMALLEST = 8  # side of images in pixels, for batch norm
@@ -80,6 +81,12 @@ class Facts:
         return "keep" if self.o.active_count == self.o.clients else self.o.optimizer_state
 
     @property
+    def lr(self) -> float:
+        """With momentum m gradients add up to 1 / (1 - m) of themselves: with less of it SGD has as much higher a rate."""
+        reach = (1 - self.o.momentum) / (1 - USUAL) if self.o.optimizer == "sgd" else 1
+        return float(f"{RATES[self.o.optimizer] * reach:.3g}")
+
+    @property
     def threshold(self) -> float:
         """A confidence as far from a guess among so many classes as is asked for."""
         return round((1 - SURE) / self.classes + SURE, 3)
@@ -114,6 +121,6 @@ def common(f: Facts) -> Keys:
     """How much a party trains, and how fast."""
     return {
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
-        "lr": RATES[f.o.optimizer], "schedule": "cosine", "clip": 1.0, "norm": f.norm,
+        "lr": f.lr, "schedule": "cosine", "clip": 1.0, "norm": f.norm,
         "optimizer_state": f.optimizer_state,
     }  # fmt: skip
