@@ -107,3 +107,15 @@ def test_what_trains_is_not_warned_of(tmp_path: Path, body: str) -> None:
     result = fallow.run(out=tmp_path, **TINY | {"labels": "clients", "method": written(tmp_path, text)})
     assert all("descended" not in r and "unused" not in r for r in result.metrics)
     assert result.summary["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("torch.ones(3).numpy()", "a ndarray"), ("lambda: 1", "a function"), ("{1}", "a set"), ("{(1, 2): 3}", "a dict with a tuple among its keys"), ("[{'a': object()}]", "a object")],
+)
+def test_what_no_checkpoint_holds(value: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    body = f"    def merge(self, server, updates):\n        super().merge(server, updates)\n        server['x'] = {value}\n"
+    file.write_text(f"import torch\nfrom fallow.methods.fedavg import FedAvg\nclass Mine(FedAvg):\n    paper = 'Mine'\n{body}")
+    with pytest.raises(UserError, match=f"a method keeps or sends {said}, which no checkpoint holds"):
+        fallow.run(out=tmp_path / "runs", **TINY | {"method": f"{file}:Mine"})

@@ -159,6 +159,7 @@ def test_an_output_that_takes_nothing(how: str, tmp_path: Path) -> None:
         (OSError("strange"), "the machine refused to read or write (strange); "),
         (MemoryError(), "the memory of this machine is not enough for that; "),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "the memory of this machine"),
+        (RuntimeError("can't start new thread"), "this machine lets no more processes and threads begin; "),
         (RecursionError(), "something that was given is nested too deeply; "),
     ],
 )
@@ -199,3 +200,8 @@ def test_what_is_shown_of_a_value_is_short() -> None:
 @pytest.mark.parametrize("word", ["data=folder:~nouser/a,b", "data=csv:~nouser/a,b.csv", "method=~nouser/a,b.py:X,fixmatch", "model=~nouser/a,b.py:X,small-cnn"])
 def test_homes_of_nobody_among_several_values(word: str, fallow_cli: Any) -> None:
     assert "begins with the home of a user who is not known" in fallow_cli("run", word, "--dry-run").sentence
+
+
+@pytest.mark.parametrize("word", ["method=[[fedavg],[fixmatch]]", "method=[1,2]", "model=[[a],[b]]", "data=[[a],[b]]", "partition=[[a]]", "augment.strong=[[a]]"])
+def test_lists_of_what_has_names(word: str, fallow_cli: Any) -> None:
+    assert fallow_cli("run", word, "--dry-run").sentence

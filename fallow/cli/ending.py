@@ -79,6 +79,8 @@ def _too_much(error: BaseException) -> UserError | None:
     """What is more than this machine can hold; None for every other error."""
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error)):
         return UserError("the memory of this machine is not enough for that", "ask for less, or take smaller images or batches")
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return UserError("this machine lets no more processes and threads begin", "end some, or raise the limit (ulimit -u, or the container's)")
     if isinstance(error, RecursionError):
         return UserError("something that was given is nested too deeply", "write it flat")
     return None

@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from fallow.errors import UserError
 from fallow.methods.sparse import Sparse
 from fallow.methods.state import Layout, State
 
 Tensors = dict[str, Tensor]
+PLAIN = (str, bool, int, float, type(None))
 
 
 def pack(tree: Any, layouts: dict[str, Layout]) -> tuple[Any, Tensors]:
@@ -18,7 +20,9 @@ def pack(tree: Any, layouts: dict[str, Layout]) -> tuple[Any, Tensors]:
 
     def walk(node: Any, path: str) -> Any:
         if isinstance(node, State):
-            layout = next(name for name, known in layouts.items() if known == node.layout)
+            layout = next((name for name, known in layouts.items() if known == node.layout), None)
+            if layout is None:
+                raise _foreign("a State of a net that no party holds")
             for group, tensor in node.groups.items():
                 tensors[f"{path}.{group}"] = tensor
             shape = {"state": layout, "at": path, "groups": list(node.groups)}
@@ -27,12 +31,20 @@ def pack(tree: Any, layouts: dict[str, Layout]) -> tuple[Any, Tensors]:
             tensors[path] = node
             return {"tensor": path}
         if isinstance(node, dict):
+            if odd := [k for k in node if not isinstance(k, PLAIN)]:
+                raise _foreign(f"a dict with a {type(odd[0]).__name__} among its keys")
             return {"dict": [[k, walk(v, f"{path}.{i}")] for i, (k, v) in enumerate(node.items())]}
         if isinstance(node, list | tuple):
             return {"list": [walk(v, f"{path}.{i}") for i, v in enumerate(node)]}
+        if not isinstance(node, PLAIN):
+            raise _foreign(f"a {type(node).__name__}")
         return {"value": node}
 
     return walk(tree, "root"), tensors
+
+
+def _foreign(what: str) -> UserError:
+    return UserError(f"a method keeps or sends {what}, which no checkpoint holds", "keep States, tensors, numbers, texts, and lists and dicts of them")
 
 
 def unpack(shape: Any, tensors: Tensors, layouts: dict[str, Layout], device: Any) -> Any:

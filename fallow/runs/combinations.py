@@ -139,10 +139,10 @@ def _judge(name: str, given: Keys, recipe: Keys) -> Callable[[Any], bool] | None
         return lambda value: any(slug(str(value)) in (slug(c.setting), c.slug) for c in grid.cells)
     if name == "method":
         rows = {slug(row) for row in grid.rows} if grid else set()
-        return lambda value: value in REGISTERED or slug(str(value)) in rows or _is_code(value, is_own)
+        return lambda value: value in [*REGISTERED] or slug(str(value)) in rows or _is_code(value, is_own)
     judges: dict[str, Callable[[Any], bool]] = {
         "data": _is_data,
-        "model": lambda value: value in models.names() or _is_code(value, models.is_own),
+        "model": lambda value: value in [*models.names()] or _is_code(value, models.is_own),
         "partition": lambda value: _accepted(partitions.parse, value),
         "unlabelled_partition": lambda value: _accepted(partitions.parse, value),
         "schedule": lambda value: _accepted(Schedule.parse, value),
