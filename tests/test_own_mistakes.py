@@ -119,3 +119,18 @@ def test_what_no_checkpoint_holds(value: str, said: str, tmp_path: Path) -> None
     file.write_text(f"import torch\nfrom fallow.methods.fedavg import FedAvg\nclass Mine(FedAvg):\n    paper = 'Mine'\n{body}")
     with pytest.raises(UserError, match=f"a method keeps or sends {said}, which no checkpoint holds"):
         fallow.run(out=tmp_path / "runs", **TINY | {"method": f"{file}:Mine"})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def begin(self, party):\n        party.received['model'].groups['parameters'].mul_(0.5)\n        return {}", r"what a party does in .* changes server\['model'\] in place"),
+        ("def down(self, server, client):\n        server.model.groups['parameters'].mul_(0.5)\n        return super().down(server, client)", r"`down` in .* changes server\['model'\] in place"),
+        ("def end(self, party): raise SystemExit(0)", "`end` of .* ends the process"),
+    ],
+)
+def test_what_would_reach_other_parties_or_end_the_run(body: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"from fallow.methods.fedavg import FedAvg\nclass Mine(FedAvg):\n    paper = 'Mine'\n    {body}\n")
+    with pytest.raises(UserError, match=said):
+        fallow.run(out=tmp_path / "runs", **TINY | {"method": f"{file}:Mine", "labels": "clients"})

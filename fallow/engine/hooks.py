@@ -29,6 +29,10 @@ def at(hook: str, kit: Kit, round: int, party: int | None = None, step: int = 0)
     """What fails in here says in which hook, of whom and when: in a note; with backend=debug in a user's sentence, too."""
     try:
         yield
+    except SystemExit as e:
+        if not e.code:  # else it is a signal's word
+            raise UserError(f"`{hook}` of {kit.options.method} ends the process, and no round is over there", "raise an exception, or return None") from e
+        raise
     except Exception as e:
         whose = "" if party is None else "the server, " if party <= SERVER else f"client {party}, "
         place = f"`{hook}` of {kit.options.method}, {whose}round {round + 1}" + (f", step {step}" if step else "")

@@ -32,6 +32,8 @@ from fallow.methods import is_own
 from fallow.methods.base import Net, Updates
 from fallow.methods.state import State
 
+Versions = dict[int, tuple[str, int]]  # of tensors: by identity, the entry's name and torch's count of writes
+
 
 class Federated:
     """A federation at work. One call of `round` is one round; what it changed takes effect at its end, all at once."""
@@ -87,9 +89,12 @@ class Federated:
         with self._phase("statistics"):
             server["model"] = self._for_use(self.kit.policy.begin(server.model, self.o.sbn_data))
         server.sent = server.model
+        before = versions(server.entries)
         requests, beside = self._requests(), self._beside(turn)
+        self._check_unchanged(before, "`down`")
         with self._phase("clients"):
             replies, own = self.clients.train(requests, beside)
+            self._check_unchanged(before, "what a party does")
             present: list[Reply] = [r for r in (*replies, *own) if r is not None]
             self._check(present, tally)
         with self._phase("merge"):
@@ -118,6 +123,13 @@ class Federated:
         self.validation.settle()
         self.whole = True
         return row
+
+    def _check_unchanged(self, before: Versions, what: str) -> None:
+        """What lasts at the server is sent as it is: a party that changed it in place would change what the others receive."""
+        now = versions(self.server.entries)
+        for place, (name, version) in before.items():
+            if place in now and now[place][1] != version:
+                raise UserError(f"{what} in {self.o.method} changes server[{name!r}] in place, which other parties receive, too", "work on a copy: tensor.clone()")
 
     def _warming(self) -> set[int]:
         """Who trains before the others: the clients with labels; none where the server has them."""
@@ -308,6 +320,15 @@ def idle(held: dict[str, Any], replies: list[Reply], first: bool) -> dict[str, A
     out: dict[str, Any] = {} if not made or any(r.descended for r in made) else {"descended": False}
     unused = sorted(set(held) - {"model"}.union(*(r.looked_at for r in replies)))
     return out | {"unused": unused} if first and made and unused else out
+
+
+def versions(entries: dict[str, Any]) -> Versions:
+    """How often each tensor of these has been written to; no device is asked."""
+    found: Versions = {}
+    for name, value in entries.items():
+        tensors = value.groups.values() if isinstance(value, State) else [value] if isinstance(value, Tensor) else []
+        found |= {id(t): (name, t._version) for t in tensors if not t.is_inference()}
+    return found
 
 
 def _record(server: int) -> str:
