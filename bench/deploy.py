@@ -68,6 +68,7 @@ def measures(run: Path, simulation: Path) -> Measures:
         "first": whole[0], "round": statistics.median(whole), "flower": 1 - statistics.median(own) / statistics.median(whole),
         "simulated": statistics.median(r["seconds"]["round"] for r in RunFolder(simulation).rows()),
         "bytes": statistics.median(sent), "tensors": statistics.median(tensors),
+        "absent": sum(len(j["absent"]) for j in journal),  # whoever is, the bits are others
         "same": (run / "model.safetensors").read_bytes() == (simulation / "model.safetensors").read_bytes(),
     }  # fmt: skip
 
@@ -95,7 +96,7 @@ def methods(folder: Path, names: list[str], rounds: int, keys: dict[str, Any]) -
 
 
 COLUMNS = {  # of the table: what it says, and how
-    "nodes": ("nodes", "{}"), "up": ("up, s", "{:.0f}"), "method": ("method", "{}"), "labels": ("labels at", "{}"), "same": ("bits", "{}"),
+    "nodes": ("nodes", "{}"), "up": ("up, s", "{:.0f}"), "method": ("method", "{}"), "labels": ("labels at", "{}"), "same": ("bits", "{}"), "absent": ("absent", "{}"),
     "first": ("first round, s", "{:.1f}"), "round": ("round (median), s", "{:.1f}"), "simulated": ("simulated, s", "{:.2f}"),
     "flower": ("Flower's share", "{:.0%}"), "bytes": ("bytes a round", "{:,.0f}"), "tensors": ("the tensors' own", "{:,.0f}"),
 }  # fmt: skip

@@ -186,6 +186,24 @@ def test_a_node_that_does_not_say_who_it_is_does_not_hold_up_every_round(tmp_pat
     assert weights(run) == weights(reference) and there.grid.kinds.count(("query.who", 5)) == 1
 
 
+def test_a_node_whose_first_answer_is_lost_on_its_way_is_asked_again(tmp_path: Path, reference: Path) -> None:
+    """Its worker was killed, or it took too long on a busy machine: that is no refusal."""
+    there, told, lost = federation(tmp_path), list[str](), list[int]()
+
+    def fault(message: Message) -> str | None:
+        node = message.metadata.dst_node_id
+        if message.metadata.message_type != "query.who" or node != 2**63 + 18 or len(lost) == 2:
+            return None
+        lost.append(node)
+        return "dead"
+
+    there.grid.fault = fault
+    run = there.begin(reference)
+    there.go(run, told.append)
+    assert told == [f"node {2**63 + 18} has not said who it is: it has gone offline"] and len(lost) == 2
+    assert weights(run) == weights(reference)
+
+
 def _replayed() -> Callable[[Message, Message], Message]:
     """Client 1 sends in round 2 what it sent in round 1, bit for bit."""
     kept: list[Message] = []

@@ -39,27 +39,27 @@ def follow(run: RunFolder) -> list[dict[str, Any]]:
     return told
 
 
-def serve(run: RunFolder, end: bool) -> None:
-    """Takes a while to begin, goes back to its checkpoint, and makes round 2 anew."""
-    time.sleep(1.0)
+def serve(run: RunFolder, last: int, end: bool) -> None:
+    """Takes a while to begin, goes back to its checkpoint, and makes the rounds after it anew."""
+    time.sleep(0.8)
     with run.locked():
         run.metrics.write_text(json.dumps(row(1, 1.0)) + "\n")
-        time.sleep(0.8)
+        time.sleep(0.4)
         with run.metrics.open("a") as file:
-            file.write(json.dumps(row(2, 2.0)) + "\n")
+            file.writelines(json.dumps(row(k, 2.0)) + "\n" for k in range(2, last + 1))
         if end:
             (run.path / running.ENDED).write_text('{"ok": true}')
 
 
 def test_a_server_that_has_not_begun_to_go_on_is_not_taken_for_dead(run: RunFolder) -> None:
-    serving = threading.Thread(target=serve, args=(run, True))
+    serving = threading.Thread(target=serve, args=(run, 2, True))
     serving.start()
     assert follow(run) == [row(2, 2.0)]  # and round 2 is not told as it was before
     serving.join()
 
 
 def test_a_server_that_has_begun_and_died_is_told(run: RunFolder) -> None:
-    serving = threading.Thread(target=serve, args=(run, False))
+    serving = threading.Thread(target=serve, args=(run, 3, False))
     serving.start()
     with pytest.raises(UserError, match="the server's process has died"):
         follow(run)

@@ -29,6 +29,7 @@ class Roster:
         self.info: dict[int, Tree] = {}  # client -> what its node said
         self._left: dict[int, str] = {}  # node -> why it is refused
         self._silent: dict[int, float] = {}  # node -> until when it is not asked again
+        self._lost: dict[int, str] = {}  # node -> why its answer did not come
         self._seen: dict[int, float] = {}
 
     def here(self) -> set[int]:
@@ -54,24 +55,29 @@ class Roster:
             if time.monotonic() > until:
                 missing = ", ".join(map(str, sorted(set(range(self.clients)) - set(there))[:10]))
                 refused = "".join(f"; node {node} is refused: {why}" for node, why in sorted(self._left.items())[:10])
-                told = f"{len(there)} of {self.clients} nodes came within {patience:g} s (clients {missing} did not{refused})"
+                lost = "".join(f"; node {node} has not said who it is: {why}" for node, why in sorted(self._lost.items())[:10] if node not in there.values())
+                told = f"{len(there)} of {self.clients} nodes came within {patience:g} s (clients {missing} did not{refused}{lost})"
                 raise UserError(told, "mend what is told" if refused else "start the nodes, or raise node_timeout")
             time.sleep(0.2)
         return there
 
     def _ask(self, fresh: list[int], live: set[int]) -> None:
         sent = self.exchange.send(dict.fromkeys(fresh, packed({}, {}, self.about)), "who", WHO)
-        until, waiting = time.monotonic() + WHO, set(fresh)
+        until, waiting, lost = time.monotonic() + WHO, set(fresh), set[int]()
         try:
             while waiting and (came := sent.next(until)) is not None:
                 node, answer = came
-                waiting.discard(node)
-                why = answer if isinstance(answer, str) else self._take(node, answer, live)
-                if why:
+                if isinstance(answer, str):  # on the way, which says nothing of the node
+                    if self._lost.get(node) != answer:
+                        self.tell(f"node {node} has not said who it is: {answer}")
+                    self._lost[node] = answer
+                    lost.add(node)
+                elif why := self._take(node, answer, live):
                     self._refuse(node, why)
+                waiting.discard(node)
         finally:
             sent.close()
-        self._silent.update(dict.fromkeys(waiting, time.monotonic() + LATER))
+        self._silent.update(dict.fromkeys(waiting | lost, time.monotonic() + LATER))
 
     def _take(self, node: int, answer: Parcel, live: set[int]) -> str | None:
         """Notes a node that fits; else why not."""
