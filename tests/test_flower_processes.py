@@ -211,3 +211,16 @@ def test_status_tells_who_was_refused_at_the_door(tmp_path: Path) -> None:
     fed.processes.log_file("door").write_text(f"{said}\n{said}\n{plain}\n")
     told = list(standing.refused(fed))
     assert len(told) == 2 and told[0].startswith("somebody did not take this server's certificate") and told[0].endswith("(2 times)") and "plain text" in told[1]
+
+
+def test_nodes_are_let_in_anew_where_the_superlink_s_database_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed, asked = Federation.init(tmp_path / "fed", 2, tell=lambda _: None), list[int]()
+    monkeypatch.setattr(fed, "_start_link", lambda patience: (fed.folder / "superlink.db").touch())
+    monkeypatch.setattr(fed, "_register_one", lambda client: str(asked.append(client)))
+    for expected in ([0, 1], []):
+        fed.up()
+        assert asked == expected
+        asked.clear()
+    (fed.folder / "superlink.db").unlink()
+    fed.up()
+    assert asked == [0, 1]

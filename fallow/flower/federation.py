@@ -156,6 +156,8 @@ class Federation:
         if self.processes.alive("superlink"):
             self.tell("the SuperLink is up")
         else:
+            if not (self.folder / "superlink.db").exists():  # which knows the keys
+                disk.remove(self.folder / "registered.json")
             self._start_link(patience)
         self._register()
         if here:
