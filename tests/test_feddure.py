@@ -791,3 +791,27 @@ def test_the_short_work_with_dirichlet_labels_stays_by_name(data):
         other, same = (resolve(recipe(f"feddure/{t}"), {"setting": f"{data} {s}", "method": row})[1].model_dump()
                        for t, s in (("table1-short", "dir,dir"), ("table1", "iid,dir")))  # fmt: skip
         assert {k for k, v in same.items() if other[k] != v} == {"partition"}
+
+
+class Threads(torch.autograd.Function):
+    """Notes in its backward pass whether autograd may hand work to threads of its own."""
+
+    @staticmethod
+    def forward(ctx, x, seen):
+        ctx.seen = seen
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.seen.append(torch._C._is_multithreading_enabled())
+        return grad, None
+
+
+@pytest.mark.parametrize(("create_graph", "threads"), [(True, False), (False, True)])
+def test_a_gradients_graph_is_made_in_this_thread(create_graph, threads):
+    """A thread numbers the nodes it makes, and sums follow these numbers: in another thread they would be the process's history."""
+    net, seen = Exact(nn.Linear(2, 2)), []
+    loss = Threads.apply(net(torch.ones(1, 2, dtype=torch.float64)), seen).square().sum()
+    g = Slot.gradient(SimpleNamespace(), loss, net, create_graph)
+    assert seen == [threads] and all(t.requires_grad == create_graph for t in g.values())
+    assert torch._C._is_multithreading_enabled()

@@ -96,6 +96,19 @@ def test_slots_equal_eager_in_other_readings(method: str, keys: dict[str, Any], 
     assert same(run(tmp_path, method, capture=False, **exact)[0], run(tmp_path, method, slots=8, **exact)[0])
 
 
+def test_what_the_process_did_before_changes_nothing(tmp_path: Path) -> None:
+    """Sums of a gradient's gradient follow numbers that each of autograd's threads gives to the nodes it makes."""
+    exact = {"deterministic": True, "precision": "fp32", "capture": False}
+    before, _ = run(tmp_path, "feddure", **exact)
+    x = torch.ones((), device="cuda", requires_grad=True)
+    for _ in range(2000):  # makes some hundred thousand of them in the device's thread
+        y = x
+        for _ in range(100):
+            y = y * x
+        torch.autograd.grad(y, x, create_graph=True)
+    assert same(before, run(tmp_path, "feddure", **exact)[0])
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("method", "keys"), [
     ("semifl", {"labels": "server"}),

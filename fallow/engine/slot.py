@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -96,7 +97,9 @@ class Slot:
 
     def gradient(self, loss: Tensor, net: NetHandle, create_graph: bool = False, retain: bool = False) -> dict[str, Tensor]:
         """The gradient by name; on request with a graph of its own (virtual steps), or keeping the loss's."""
-        grads = torch.autograd.grad(loss, net.leaves, create_graph=create_graph, retain_graph=retain or create_graph, allow_unused=True)
+        # In autograd's own threads the new graph's nodes would be numbered by what the process did before, and sums of theirs ordered by it.
+        with torch.autograd.set_multithreading_enabled(False) if create_graph else nullcontext():
+            grads = torch.autograd.grad(loss, net.leaves, create_graph=create_graph, retain_graph=retain or create_graph, allow_unused=True)
         return dict(zip(net.names, net.combine(grads)))
 
     def accumulate(self, losses: Iterable[Tensor], net: NetHandle) -> Tensor:
