@@ -36,7 +36,7 @@ WRONG = {
     "augment=weak": "augment is a section, not 'weak'; write augment.KEY=VALUE.",
     "augment.strong=nope": "augment.strong=nope is no view; known are plain, ",
     "augment.flip=x": "augment.flip=x is not allowed; give auto, always or never (augment.flip means: mirror images",
-    "rounds": "'rounds' is not key=value; write for example rounds=10.",
+    "rounds": "'rounds' is not key=value; write for example rounds=10",
     "rounds=many": "rounds=many is not allowed; give a whole number (rounds means: how many rounds the run has, 1 or more).",
     "rounds=0": "rounds=0 is not allowed; give 1 or more (",
     "rounds=-3": "rounds=-3 is not allowed; give 1 or more (",

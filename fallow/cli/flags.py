@@ -19,6 +19,7 @@ def understood(words: Sequence[str], command: Any) -> list[str]:
     if name not in COMMANDS:
         return list(words)
     flags: dict[str, bool] = {flag: bool(option.is_flag) for option in command.commands[name].params for flag in option.opts if flag.startswith("-")}
+    flags["--help"] = True
     out, rest = list(words[: at + 1]), list(words[at + 1 :])
     while rest:
         word = rest.pop(0)

@@ -48,8 +48,9 @@ def _faults(kit: Kit) -> Iterator[tuple[str, str]]:
         of.begin_step()
         return of.raw(given, stats)
 
-    given = images.clone()
+    given, before = images.clone(), _generators(kit.device)
     first = logits(net, "batch")
+    drawn = any(not old.equal(new) for old, new in zip(before, _generators(kit.device)))
     if not isinstance(first, Tensor) or first.shape != (IMAGES, kit.classes):
         found = f"a tensor of shape {tuple(first.shape)}" if isinstance(first, Tensor) else f"a {type(first).__name__}"
         yield f"makes {found} of {IMAGES} images", f"let it return their logits, a tensor of shape ({IMAGES}, {kit.classes})"
@@ -57,12 +58,17 @@ def _faults(kit: Kit) -> Iterator[tuple[str, str]]:
         yield f"assigns its buffer {anew[0]!r} anew in a pass, which the State does not see", "change it in place: self.NAME.copy_(...)"
     if not given.equal(images):
         yield "changes the images that it is given in place", "work on a copy: x = x * 2, not x *= 2"
-    if not _same(first, logits(net, "batch")):
+    if drawn or not _same(first, logits(net, "batch")):
         why = "draws random numbers that are torch's own, so its runs could be neither repeated nor resumed exactly"
         yield why, "use nn.Dropout, which is keyed, in place of F.dropout and torch.rand"
     logits(net, "update")  # after which nothing of it is left
     if not all(_same(logits(net, stats), logits(other, stats)) for stats in ("running", "batch")):
         yield "has more than its State holds: two nets of the same weights give other logits, one of which has trained before", HELD
+
+
+def _generators(device: torch.device) -> list[Tensor]:
+    """What torch would draw from next."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
