@@ -35,7 +35,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 def follow(run: RunFolder) -> list[dict[str, Any]]:
     told = list[dict[str, Any]]()
     fed: Any = SimpleNamespace(folder=run.path.parent, runs=lambda number: [{"status": "finished:completed"}])
-    running.follow(fed, run.path, "1", told.append, seen=1)
+    running.follow(fed, run.path, "1", told.append, seen=1, there=2)
     return told
 
 

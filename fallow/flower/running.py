@@ -51,6 +51,7 @@ def go(fed: Federation, folder: Path, tell: Callable[[str], None]) -> None:
     journal = folder / JOURNAL
     seen, done = len(journal.read_text().splitlines()) if journal.exists() else 0, RunFolder(folder).committed()
     disk.remove(folder / ENDED)  # of an earlier try
+    there = len(_rows(RunFolder(folder)))
     number = fed.submit(folder)
 
     def row(new: dict[str, Any]) -> None:
@@ -64,18 +65,20 @@ def go(fed: Federation, folder: Path, tell: Callable[[str], None]) -> None:
                 tell(f"round {line['round']}: client {client} is left out: {why}")
 
     try:
-        follow(fed, folder, number, row, done)
+        follow(fed, folder, number, row, done, there)
     except KeyboardInterrupt:
         fed.flwr("stop", number, "fed")
         tell(f"stopped; go on with: fallow federation run {fed.folder} --resume {folder.name}")
         raise
 
 
-def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, Any]], None], seen: int = 0) -> None:
-    """Until the run has ended, with each row after the first `seen` ones; a UserError where it has not ended well."""
+def follow(fed: Federation, folder: Path, number: str, row: Callable[[dict[str, Any]], None], seen: int = 0, there: int = 0) -> None:
+    """Until the run has ended, with each row after the first `seen` ones; a UserError where it has not ended well.
+
+    `there`: the rows before the run was submitted, of which the server removes those after its checkpoint as it begins.
+    """
     run, asked, tries, gone, begun = RunFolder(folder), time.monotonic(), 0, None, False
     again = f"go on with `fallow federation run {fed.folder} --resume {folder.name}`"
-    there = len(_rows(run))  # of which the server, as it begins, removes those after its checkpoint
     while True:
         ended, rows = (folder / ENDED).exists(), _rows(run)
         begun = begun or ended or len(rows) != there
