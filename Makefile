@@ -38,7 +38,7 @@ $(FLOWER)/.ready: $(VENV)/.ready
 	touch $@
 
 test-flower: setup $(FLOWER)/.ready
-	PYTHONPATH=. $(FLOWER)/bin/python -m pytest tests/test_flower*.py
+	PYTHONPATH=$(CURDIR) $(FLOWER)/bin/python -m pytest tests/test_flower*.py
 
 # The whole suite as four CPUs, one after another; their closing lines come last.
 test-cpus: setup
