@@ -51,8 +51,6 @@ SAID = {
     "run --xyzzy 3": "there is no flag or key --xyzzy; `fallow run --help` lists those there are.",
     "run partition=dirichlet": "the partition 'dirichlet' is not known; did you mean 'dirichlet-capped', 'dirichlet-client', 'dirichlet-equal'",
     "run method=fedavg,fixmach": "method=fixmach: there is no method 'fixmach'; did you mean 'fixmatch'?",
-    "run method=fixmatch threshold=95": "threshold=95 is more than any confidence; confidences are from 0 to 1: write threshold=0.95.",
-    "run method=fixmatch threshold=0,95": "threshold=95 is more than any confidence; ",
     "run method=fixmatch lr=0,1": "lr=0 is not allowed; give a number above 0 (lr means: local learning rate).",
 }
 

@@ -83,16 +83,8 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
     if models.is_own(options.model):
         from_recipe = options.model not in said and options.model in (recipe_keys.get("model"), read.get("model"), *_said(more))
         own.check(options.model, "model", "the recipe", trust) if from_recipe else own.named(options.model, "model")
-    _check_threshold(options)
     combining.check(method, options)
     return method.algorithm(options), options
-
-
-def _check_threshold(options: Config) -> None:
-    """One a little above 1 is there to accept nothing; one far above was meant in per cent, or with a comma."""
-    value = getattr(options, "threshold", None)
-    if isinstance(value, int | float) and value > 2:
-        raise UserError(f"threshold={value:g} is more than any confidence", f"confidences are from 0 to 1: write threshold={value / 100:g}" if value <= 100 else "give one from 0 to 1")
 
 
 def without_foreign(recipe_keys: Keys, given: Keys, method: type[Method]) -> Keys:
