@@ -82,6 +82,7 @@ def test_nothing_is_accepted() -> None:
     assert findings([r | {"label_confidences": flat} for r in none], TEN)[0].remedy.endswith("(no label is sure yet)")
     assert kinds([*none[:-1], none[-1] | {"label_ratio": 0.001}]) == []
     assert kinds(none, replace(TEN, value=1.1)) == []  # a bound that is never reached is meant so
+    assert kinds(none, replace(TEN, value=95.0)) == ["none-accepted"]  # but not one in per cent
     assert kinds(run_of(*[0.3] * 6, label_ratio=None)) == []  # labels alone
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 Row = dict[str, Any]
+PLAINLY_NONE = 2.0  # a threshold up to here is there to accept nothing; a larger one may be meant in per cent
 LEAST = 3  # rounds, or tests, from which anything is concluded
 SHORTEST = 5  # rounds of a run that is judged at all; a shorter one is there to see whether it runs
 PART = 10  # a rule looks at the last tenth of the run's rounds
@@ -60,7 +61,7 @@ class Facts:
     @property
     def nothing_wanted(self) -> bool:
         """Whether the bound is one that no label can reach, on purpose."""
-        return self.value is not None and (self.value > 1 if self.bound == "threshold" else self.bound == "entropy" and not self.value)
+        return self.value is not None and (1 < self.value <= PLAINLY_NONE if self.bound == "threshold" else self.bound == "entropy" and not self.value)
 
     @property
     def near_chance(self) -> float:
