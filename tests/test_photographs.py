@@ -16,12 +16,14 @@ from conftest import TINY, same
 from PIL import Image
 
 import fallow
+from fallow.config import Config
 from fallow.data import sources
 from fallow.data.readers import images, kept, opening
 from fallow.data.readers.images import Settings, brought, decode, read, survey
 from fallow.data.sources import load, opened
 from fallow.errors import UserError
 from fallow.export.inputs import Inputs
+from fallow.runs import data
 
 KEYS = {k: v for k, v in TINY.items() if k not in ("data", "clients", "active", "label_count", "defaults")} | {"method": "fedavg", "clients": 2, "label_ratio": 0.5}
 
@@ -145,18 +147,24 @@ def test_settings_are_checked_before_anything_is_decoded(tmp_path: Path, monkeyp
     assert not Path("runs").exists() or not list(Path("runs").iterdir())
 
 
-def test_photographs_without_a_word_on_their_size(tmp_path: Path, fallow_cli: Any) -> None:
+def test_photographs_without_a_word_on_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fallow_cli: Any) -> None:
     words = [f"{k}={v}" for k, v in (KEYS | {"defaults": "fitted"}).items()]
-    for name, (height, width), more, told in (
-        ("wide", (90, 120), [], "the most common size is 120 wide and 90 high; all are brought to 64x64 (image.size=64 image.fit=crop); on a CPU image.size=32 is several times as fast"),
-        ("low", (20, 30), ["image.fit=pad"], "the most common size is 30 wide and 20 high; all are brought to 20x20 (image.size=20 image.fit=pad)"),
-        ("large", (100, 100), [], "the most common size is 100 wide and 100 high; all are brought to 64x64 (image.size=64 image.fit=crop)"),
-        ("square", (96, 96), [], ""), ("said", (90, 120), ["image.size=16"], ""),
+    for name, (height, width), more, on_cpu, on_gpu in (
+        ("wide", (90, 120), [], "120 wide and 90 high; on a CPU all are brought to 32x32 (image.size=32 image.fit=crop); image.size=64 keeps more and takes longer", 64),
+        ("low", (20, 30), ["image.fit=pad"], "30 wide and 20 high; all are brought to 20x20 (image.size=20 image.fit=pad)\n", 20),
+        ("large", (100, 100), [], "100 wide and 100 high; on a CPU all are brought to 32x32 (image.size=32 image.fit=crop); image.size=64 keeps more and takes longer", 64),
+        ("square", (96, 96), [], "96 wide and 96 high; on a CPU all are brought to 32x32 (image.size=32 image.fit=crop); image.size=96 keeps more and takes longer", None),
+        ("small", (32, 32), [], "", None), ("said", (90, 120), ["image.size=16"], "", 16),
     ):  # fmt: skip
         for i in range(8):
             save(tmp_path / name / "ab"[i % 2] / f"{i}.png", noise(height, width, i))
         found = fallow_cli("split", f"data={name}", *words, *more)
-        assert found.code == 0 and (told in found.out if told else "brought to" not in found.out), (found.out, found.err)
+        told = f"the most common size is {on_cpu}"
+        assert found.code == 0 and (told in found.out if on_cpu else "brought to" not in found.out), (found.out, found.err)
+        with monkeypatch.context() as m:
+            m.setattr(data, "device_of", lambda _: torch.device("cuda"))
+            options, sentence = data.sized(Config.model_validate({"data": f"folder:{name}", "image": dict(word[6:].split("=") for word in more)}))
+        assert options.image.size == on_gpu and "CPU" not in "".join(sentence)
     assert fallow_cli("run", "data=low", *words, "--name", "x").code == 0
     assert fallow.load("runs/x").config.image.model_dump() == {"size": 20, "fit": "crop", "channels": None, "normalise": None}
     assert fallow_cli("resume", "runs/x").code == 0
