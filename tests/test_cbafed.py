@@ -5,6 +5,7 @@ import pytest
 import torch
 from conftest import TINY
 
+import fallow
 from fallow import models
 from fallow.data.samples import Samples
 from fallow.methods.cbafed import CBAFed
@@ -181,3 +182,9 @@ def test_who_trained_more_weighs_more_and_counts_come_back(tmp_path):
     expected = f.method.thresholds(f.server["counts"])
     message = f.method.down(f.server, 0)
     assert torch.equal(message["cuts"], expected[0]) and torch.equal(message["tail"], expected[1])
+
+
+def test_a_run_ends_in_a_round_whose_model_is_the_one_to_fall_back_on(tmp_path):
+    """Both are then one State, of which a checkpoint once wanted two."""
+    result = fallow.run(**TINY | {"method": "cbafed", "labels": "some", "rounds": 2, "warmup_rounds": 2, "out": tmp_path})
+    assert len(result.metrics) == 2

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import nn
 
 from fallow.engine.nets import NetHandle
-from fallow.engine.pack import pack, size, unpack
+from fallow.engine.pack import apart, pack, size, unpack
 from fallow.methods.base import Update
 from fallow.methods.parts.averaging import mean
 from fallow.methods.state import Layout, State
@@ -124,3 +125,10 @@ def test_packing() -> None:
     assert list(back) == list(tree) and same(back["model"], s) and same(back["slim"], s.only("parameters"))
     assert torch.equal(back["list"][0], tensor) and back["list"][1] == {"x": 1.5} and back["n"] == 3 and back["none"] is None
     assert torch.equal(back[5], tensor)
+
+
+def test_one_state_under_two_names_is_stored_twice() -> None:
+    s, row = state(2), torch.arange(6).view(2, 3)
+    _, tensors = pack({"model": s, "residual": s, "rows": [row, row[1]]}, {"model": s.layout})
+    back = load(save(apart(tensors)))
+    assert len(back) == len(tensors) and all(torch.equal(back[name], t) for name, t in tensors.items())

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fallow import disk
-from fallow.engine.pack import pack, size, unpack
+from fallow.engine.pack import apart, pack, size, unpack
 from fallow.errors import UserError
 from fallow.methods.state import Layout
 
@@ -109,7 +109,7 @@ class Keep:
                 self.folder.mkdir(parents=True, exist_ok=True)
             disk.sync(self.folder.parent)
         shape, tensors = pack(self._memory[owner], self.layouts)
-        data = save({k: t.cpu().contiguous() for k, t in tensors.items()}, {"shape": json.dumps(shape)})
+        data = save(apart(tensors), {"shape": json.dumps(shape)})
         self.records[path.name] = disk.write_noting(path, data)
         self._unsaved.discard(owner)
 

@@ -43,6 +43,18 @@ def pack(tree: Any, layouts: dict[str, Layout]) -> tuple[Any, Tensors]:
     return walk(tree, "root"), tensors
 
 
+def apart(tensors: Tensors) -> Tensors:
+    """On the CPU and each in memory of its own, as safetensors asks for: a method may keep one State under two names."""
+    out: Tensors = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        place = here.untyped_storage().data_ptr()
+        out[name] = here.clone() if place in storages else here
+        storages.add(place)
+    return out
+
+
 def _foreign(what: str) -> UserError:
     return UserError(f"a method keeps or sends {what}, which no checkpoint holds", "keep States, tensors, numbers, texts, and lists and dicts of them")
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fallow import disk
-from fallow.engine.pack import pack, unpack
+from fallow.engine.pack import apart, pack, unpack
 from fallow.errors import UserError
 from fallow.methods.state import Layout
 
@@ -50,7 +50,7 @@ class Records:
         with disk.errors_as_user_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         shape, tensors = pack(record, self.layouts)
-        data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, {"shape": json.dumps(shape)})
+        data = save(apart(tensors), {"shape": json.dumps(shape)})
         name = _name(round, data)
         disk.write(self.folder / name, data)
         disk.sync(self.folder)

@@ -17,7 +17,7 @@ from safetensors.torch import load, save
 
 from fallow import disk, targets
 from fallow.engine.evaluating import Best
-from fallow.engine.pack import pack, unpack
+from fallow.engine.pack import apart, pack, unpack
 from fallow.errors import UserError
 from fallow.methods.state import Layout, State
 from fallow.runs import best as bests
@@ -190,7 +190,7 @@ class RunFolder:
         if final.is_dir():  # an interrupt came while this round was being committed
             return
         shape, tensors = pack(entries, layouts)
-        data = save({k: t.detach().cpu().contiguous() for k, t in tensors.items()})
+        data = save(apart(tensors))
         noted, first = self._unchanging(), not self.checkpoints.is_dir()
         metrics = self.metrics_file.covered()
         weights = self.best_files.write(best)
