@@ -180,5 +180,18 @@ def test_few_labels_are_seen_beside_many_images_without(tmp_path: Path) -> None:
     assert check_picture.NUMBER * axis.get_xlim()[1] < 10 - 6
 
 
+def test_how_many_images_have_a_size_is_seen_where_there_are_few_sizes(tmp_path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    home = sites(tmp_path)
+    for i, (height, width) in enumerate(((20, 60), (30, 40), (40, 30), (50, 50))):
+        save(home / "oslo" / "cat" / f"size{i}.png", noise(4000 + i, height, width))
+    axis = Figure().subplots()
+    check_picture._sizes(axis, check(f"folder:{home}"))
+    areas = dict(zip(map(tuple, axis.collections[0].get_offsets().tolist()), axis.collections[0].get_sizes()))
+    assert areas[8, 8] - 12 == pytest.approx(28 * (areas[60, 20] - 12)) and len(areas) == 5  # 28 images of 8x8
+    assert axis.get_title("left").startswith("sizes: 8x8, ") and axis.get_title("left").endswith(" and 3 more")
+
+
 def test_names_of_pictures() -> None:
     assert [checking.plain(name) for name in ("folder:a/b c", "photos", "emnist:digits", "csv:x/list.csv")] == ["b-c", "photos", "emnist-digits", "list.csv"]

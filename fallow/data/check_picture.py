@@ -20,7 +20,7 @@ SITES = ("#d9730d", "#1f6fb2", "#4c9a6a", "#9b5fb0", "#b8a13a", "#c25b6e", "#5f7
 OTHERS = "#b5b5b5"
 NUMBER = 0.09  # of the width that a number takes
 MOST = 40  # classes; of more the first ones
-MANY = 10  # times as many images as the mean, of a size that stands out
+MANY = 10  # sizes; of so many one stands out that has as many times the images of the mean
 
 
 def writable(path: Path, force: bool) -> Path:
@@ -92,14 +92,14 @@ def _sizes(axis: Any, c: Checked) -> None:
     """A disc per size, its area as the number of images."""
     found, counts = np.unique(np.array([look.size for look in c.seen.values()], int).reshape(-1, 2), axis=0, return_counts=True)
     if len(found):
-        few = counts.max() < MANY * counts.mean()  # no size stands out
-        area, alpha = (10.0, max(0.25, min(0.55, 60 / len(found)))) if few else (12 + 240 * counts / counts.max(), 0.55)
+        alike = len(found) >= MANY and counts.max() < MANY * counts.mean()  # no size stands out
+        area, alpha = (10.0, max(0.25, min(0.55, 60 / len(found)))) if alike else (12 + 240 * counts / counts.max(), 0.55)
         axis.scatter(found[:, 1], found[:, 0], s=area, color=SITES[1], alpha=alpha, linewidth=0)
         top = float(found.max()) * 1.12
         axis.plot([0, top], [0, top], color=GRID, linewidth=1, zorder=0)
         axis.set_xlim(0, top)
         axis.set_ylim(0, top)
-        told = f"{len(found):,} sizes" if few and len(found) > 3 else f"sizes: {listed([f'{w}x{h}' for h, w in found[np.argsort(-counts)]], 2)}"
+        told = f"{len(found):,} sizes" if alike else f"sizes: {listed([f'{w}x{h}' for h, w in found[np.argsort(-counts)]], 2)}"
         axis.set_title(told, fontsize=9.5, color=INK, loc="left")
     axis.set_aspect("equal")
     axis.set_xlabel("width in pixels", fontsize=8, color=PALE)
