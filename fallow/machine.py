@@ -23,6 +23,8 @@ def device_of(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         device = None
+    if device is not None and device.type == "mps":
+        raise UserError("Apple's GPU has no 64-bit floats, and Fallow takes its averages and its metrics in them", "use device=cpu")
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index) or str(device) != name:
         raise UserError(f"device={name!r} cannot be used", "use cpu, cuda, cuda:N or auto")
     if device.type == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:

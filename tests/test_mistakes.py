@@ -68,7 +68,7 @@ WRONG = {
     "schedule=cosin": "schedule='cosin' is not known; did you mean 'cosine'?",
     "model=small-cn": "there is no model 'small-cn'; did you mean 'small-cnn'?",
     "device=gpu": "device='gpu' cannot be used; use cpu, cuda, cuda:N or auto.",
-    "device=mps": "device='mps' cannot be used; use cpu, cuda, cuda:N or auto.",
+    "device=mps": "Apple's GPU has no 64-bit floats, and Fallow takes its averages and its metrics in them; use device=cpu.",
     "device=cuda:256": "device='cuda:256' cannot be used; use cpu, cuda, cuda:N or auto.",
     "device=cpu:3": "device='cpu:3' cannot be used; use cpu, cuda, cuda:N or auto.",
     "image.size=4": "few-digits has 8x8 images, which padding cannot bring to 4; set image.fit=resize.",
