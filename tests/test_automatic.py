@@ -114,9 +114,63 @@ def test_without_momentum_the_rate_makes_up_for_it() -> None:
     assert found == [1.0, 0.5, 0.1, 0.02]
     assert facts(o=Config(optimizer="adam", momentum=0.5)).lr == 0.002
     given = {"data": "few-digits"}
-    assert [prepared(method=m, **given).lr for m in ("fml", "semifed", "fedloke", "fedmatch")] == [1.0, 1.0, 0.6, 0.02]
+    assert [prepared(method=m, **given).lr for m in ("fml", "semifed", "fedloke")] == [1.0, 1.0, 0.1]
     assert prepared(method="fixmatch", momentum=0, nesterov=False, **given).lr == 1.0
     assert prepared(method="feddure", momentum=0.8, **given).virtual_lr == 0.2
+
+
+def test_fedmatchs_gradients_are_ten_times_everybodys() -> None:
+    """Everybody's rate and bound are divided and multiplied by lambda_s; lambda_l2 = 10 is stable up to a rate of 0.02 (2 * 0.02 * 10 = 0.4)."""
+    given = {"method": "fedmatch", "data": "few-digits"}
+    values = lambda **more: ((o := prepared(**given, **more)).lr, o.momentum, o.clip)
+    assert values() == (0.01, 0.9, 10.0)
+    assert values(lambda_s=2, lambda_l2=1) == (0.05, 0.9, 2.0) and values(lambda_s=2) == (0.02, 0.9, 2.0)
+    assert values(lambda_s=0, lambda_l2=0) == (0.1, 0.9, 1.0) and values(momentum=0) == (0.02, 0.0, 10.0)
+    assert values(optimizer="adam") == (0.002, 0.9, 10.0)
+    views = lambda **more: ((o := prepared(**given, **more).augment).labelled, o.weak)
+    assert views() == ("weak", "weak") and views(augment={"labelled": "plain", "weak": "plain"}) == ("plain", "plain")
+
+
+def test_fedloke_trains_as_everybody_does() -> None:
+    given = {"method": "fedloke", "data": "few-digits"}
+    values = lambda **more: ((o := prepared(**given, **more)).lr, o.momentum, o.clip, o.clip_value)
+    assert values() == (0.1, 0.9, 1.0, None) and values(momentum=0, clip_value=0.1) == (1.0, 0.0, 1.0, 0.1)
+
+
+def test_fmls_bound_makes_up_for_what_labels_weigh() -> None:
+    """alpha = beta = 1/2 of each net's loss: twice everybody's bound."""
+    clip = lambda **more: prepared(method="fml", data="few-digits", **more).clip
+    assert [clip(), clip(beta=0.25), clip(alpha=1, beta=1), clip(alpha=0), clip(clip=3)] == [2.0, 4.0, 1.0, 2.0, 3.0]
+
+
+def test_elastic_clients_exchange_more_often() -> None:
+    """alpha = 0.9 / 3: 40 / 0.3 = 133 rounds of 10 * 0.3 = 3 steps; with ten clients 160 rounds, the most, of 10 / 4 steps."""
+    given = {"data": "few-digits", "clients": 3}
+    work = lambda name, **more: ((o := prepared(method=name, **given | more)).rounds, o.steps)
+    assert work("easgd") == (133, 3) and work("easgd", clients=1) == (44, 9)
+    easgd = find("easgd")
+    found = [easgd.automatic(facts(o=easgd.Options(clients=n, active=10), rounds=rounds)) for n, rounds in ((10, 40), (90, 120), (160, 160))]
+    assert [(f["rounds"], f["steps"]) for f in found] == [(160, 2), (160, 8), (160, 10)]
+    assert work("easgd", rounds=7) == (7, 10) and work("easgd", steps=5) == (40, 5) and work("easgd", epochs=1) == (40, None)
+    assert work("overlapsgd") == work("fedavg") == (40, 10)
+
+
+def test_cbafeds_thresholds_are_its_papers_once_labels_have_taught_the_model() -> None:
+    given = {"method": "cbafed", "data": "few-digits"}
+    found = [prepared(**given, rounds=n) for n in (1, 40)]
+    assert [(o.warmup_rounds, o.base, o.top, o.unlabelled_lr) for o in found] == [(0, 0.84, 0.95, 0.02), (26, 0.84, 0.95, 0.02)]
+
+
+def test_rscfed_has_everybodys_bound_with_everybodys_rate() -> None:
+    assert ((o := prepared(method="rscfed", data="few-digits")).lr, o.clip) == (0.1, 1.0)
+
+
+def test_a_mean_teacher_weighs_by_the_share_of_labels() -> None:
+    """50 times 24 of 300 images, labelled ones also among the unlabelled or not; as in the paper where the server has the labels."""
+    teacher, labels = find("meanteacher"), {"labelled": 24}
+    weight = lambda unlabelled, **given: teacher.automatic(facts(o=teacher.Options(**given), unlabelled=unlabelled, **labels)).get("weight")
+    assert weight(300) == weight(276, labelled_as_unlabelled=False) == 4.0
+    assert weight(300, labels="server") is None and weight(0, labelled_as_unlabelled=False) == 50.0
 
 
 def test_ramps_go_with_the_rounds() -> None:
@@ -311,5 +365,5 @@ def test_fedloke_takes_an_equal_count() -> None:
 def test_help_says_what_is_fitted(fallow_cli: Any) -> None:
     lines = fallow_cli("run", "method=fedloke", "--help").out.splitlines()
     fitted = {line.split()[0] for line in lines if line[25:31] == "fitted"}
-    assert fitted == {"rounds", "steps", "batch", "unlabelled_batch", "lr", "schedule", "clip", "norm", "optimizer_state", "entropy", "ramp_rounds"}
+    assert fitted == {"rounds", "steps", "batch", "unlabelled_batch", "lr", "schedule", "clip", "norm", "optimizer_state", "entropy", "ramp_rounds", "momentum", "clip_value"}
     assert "(paper: 200)" in "\n".join(lines)

@@ -6,8 +6,10 @@ from typing import Literal
 
 from fallow.config import key
 from fallow.errors import UserError
+from fallow.keys.section import Keys
 from fallow.methods.base import Batch, Held, Message, Method, Net, NetHandle, Party, Server, Slot, Update, Updates
 from fallow.methods.parts.averaging import mean
+from fallow.methods.parts.fitting import LONGER, ROUNDS, Facts
 from fallow.methods.parts.losses import cross_entropy
 
 
@@ -39,6 +41,15 @@ class EASGD(Method[OwnSlot, OwnParty, Batch]):
                 raise UserError(f"{self.method} has a pull of its own, so prox={self.prox:g} has no place", "leave prox out")
             if self.server_lr > 1:
                 raise UserError(f"server_lr={self.server_lr:g} pulls the server's model past the clients' mean", "use server_lr=1 or less")
+
+    @classmethod
+    def automatic(cls, facts: Facts) -> Keys:
+        """An exchange brings a client's model only alpha of the way to the others: exchanges are more, with as many steps in all."""
+        fitted = super().automatic(facts)
+        if facts.given & {"rounds", "steps"} or fitted.get("steps") is None:
+            return fitted
+        more = max(1.0, min(facts.o.active_count / facts.o.server_lr, ROUNDS * LONGER / facts.rounds))
+        return fitted | {"rounds": round(more * facts.rounds), "steps": max(1, round(facts.steps / more))}
 
     def holds(self) -> Held:
         return {"personal": Net(keep=True, start="initial")}                             # x_k, z at first
@@ -81,6 +92,11 @@ class OverlapSGD(EASGD):
         evaluate: Literal["anchor", "local-mean"] = key("anchor", "the server's model, which is tested and stored: the anchor, or the mean of the clients'")
 
     o: Options
+
+    @classmethod
+    def automatic(cls, facts: Facts) -> Keys:
+        """`pullback` brings models together, whatever their number."""
+        return super(EASGD, cls).automatic(facts)
 
     def start(self, server: Server) -> None:
         super().start(server)

@@ -12,7 +12,7 @@ from fallow.config import key
 from fallow.errors import UserError
 from fallow.keys.section import Keys
 from fallow.methods.base import Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot, Work
-from fallow.methods.parts.fitting import Facts, common
+from fallow.methods.parts.fitting import USUAL, Facts, common
 from fallow.methods.parts.losses import Divergence, certainty, cross_entropy, entropy, kl, masked_mean
 
 Labelling = Literal["update", "batch", "running"]
@@ -89,9 +89,13 @@ class FedLoKe(Method[PersonalSlot, PersonalParty, Columns]):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """The clipping at 0.1 an entry makes steps small, hence the rate; 0.1 nats let nothing pass in a short run."""
-        own = {"unlabelled_batch": "equal", "lr": 0.6, "ramp_rounds": facts.ramp, "entropy": round(0.2 * math.log(facts.classes), 3)}
-        return super().automatic(facts) | common(facts) | own
+        """It trains as everybody does: without momentum and clipped at 0.1 an entry it learned less than labels alone.
+
+        0.1 nats let nothing pass in a short run.
+        """
+        rate: Keys = {"momentum": USUAL, "clip_value": None}
+        own: Keys = {"unlabelled_batch": "equal", "ramp_rounds": facts.ramp, "entropy": round(0.2 * math.log(facts.classes), 3)}
+        return super().automatic(facts) | common(facts.having(**rate)) | rate | own
 
     @property
     def has_personal(self) -> bool:

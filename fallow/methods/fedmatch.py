@@ -19,7 +19,7 @@ from fallow.methods.parts import helping, labelling, plateau
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.batching import paired
 from fallow.methods.parts.dma import mean_prediction
-from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.fitting import CLIP, USUAL, Facts
 from fallow.methods.parts.labelling import LabellerPart, LabellerParty, LabellerSlot
 from fallow.methods.parts.losses import ce, cross_entropy, kl, masked_mean
 from fallow.methods.parts.plateau import Plateau, PlateauParty
@@ -29,6 +29,7 @@ from fallow.methods.sparse import Sparse, cut, kept
 
 LEAST = 1e-7  # Keras clips probabilities to it
 WEIGHTS = ("sigma", "psi")
+STEADY = 0.2  # largest lr times lambda_l2 of fitted rates: psi then goes less than half of its way to sigma in a step
 ALONE = 100  # unlabelled images of a step where a client has no labelled ones to go with
 
 
@@ -125,8 +126,20 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """lambda_s multiplies the labelled rate by ten, and the pull between sigma and psi must not overshoot: no clipping hides that."""
-        fitted = super().automatic(facts) | {"batch": facts.batch, "lr": 0.02, "clip": None, "threshold": facts.threshold}
+        """lambda_s multiplies the labelled gradient: everybody's rate is divided by it, and their bound multiplied.
+
+        The rate is that of momentum, since the pull of psi to sigma would overshoot at the rate that is for none. Labelled
+        images are moved as everybody's are: with few labels that is worth more than all else.
+        """
+        o, rate = facts.o, facts.having(momentum=USUAL).lr
+        assert isinstance(o, FedMatch.Options)
+        times = max(1.0, o.lambda_s)
+        if o.optimizer == "sgd":  # Adam's steps do not go by the gradient's size
+            rate = float(f"{min(rate / times, STEADY / max(STEADY, o.lambda_l2)):.3g}")
+        fitted = super().automatic(facts) | {
+            "batch": facts.batch, "threshold": facts.threshold, "augment": {"labelled": "weak", "weak": "weak"},
+            "momentum": USUAL, "lr": rate, "clip": CLIP * times,
+        }  # fmt: skip
         held_out = facts.o.validation is not None and facts.o.lr_rule == "validation"  # type: ignore[attr-defined]
         return fitted | ({"schedule": "constant"} if held_out or facts.o.lr_rule == "training" else {})  # type: ignore[attr-defined]
 

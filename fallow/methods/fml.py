@@ -12,7 +12,7 @@ from fallow.config import key
 from fallow.keys.section import Keys
 from fallow.methods.base import Batch, Found, Held, Method, Net, NetHandle, Party, Plan, Slot
 from fallow.methods.parts.batching import paired
-from fallow.methods.parts.fitting import Facts, common
+from fallow.methods.parts.fitting import CLIP, Facts, common
 from fallow.methods.parts.losses import certainty, cross_entropy, entropy, kl, masked_mean
 
 
@@ -65,7 +65,10 @@ class FML(Method[Mutual, Party, Columns]):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        return super().automatic(facts) | common(facts)
+        """A net's loss is half one on labels, half on the other net: the bound on gradients leaves labels what everybody's does."""
+        assert isinstance(facts.o, FML.Options)
+        shares = [share for share in (facts.o.alpha, facts.o.beta) if share]
+        return super().automatic(facts) | common(facts) | {"clip": CLIP / min(shares, default=1.0)}
 
     def holds(self) -> Held:
         return {"model": Net(), "personal": Net(keep=True, start=self.o.personal_start, optimizer="keep")}

@@ -15,7 +15,7 @@ from fallow.methods.base import Held, Method, Net, Plan, State, Update, Updates,
 from fallow.methods.interface import Batch, BatchPart, Found, Message, NetHandle, Party, Server, Slot
 from fallow.methods.parts.averaging import mean
 from fallow.methods.parts.batching import paired, rates, set_size
-from fallow.methods.parts.fitting import Facts
+from fallow.methods.parts.fitting import CLIP, Facts
 from fallow.methods.parts.losses import cross_entropy
 from fallow.methods.parts.mixing import sharpened
 
@@ -71,11 +71,11 @@ class RSCFed(Method[TaughtSlot, TaughtParty, Columns]):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """The distances' scales are for clients of the paper's size."""
+        """The distances' scales are for clients of the paper's size; at everybody's rate gradients have everybody's bound."""
         few = (facts.unlabelled or facts.labelled) / USUAL
         rate = {"unlabelled_lr": 0.07} if facts.o.optimizer == "sgd" else {}
         return super().automatic(facts) | {
-            "batch": facts.batch, "unlabelled_batch": facts.unlabelled_batch, "warmup_rounds": facts.rounds // 8, **rate,
+            "batch": facts.batch, "unlabelled_batch": facts.unlabelled_batch, "warmup_rounds": facts.rounds // 8, "clip": CLIP, **rate,
             "distance_scale": round(1e4 * few, 3), "labelled_scale": round(100 * few, 3),
         }  # fmt: skip
 

@@ -26,6 +26,7 @@ RATES = {"sgd": 0.1, "adam": 2e-3}
 USUAL = 0.9  # the momentum that SGD's rate is for
 SURE = 0.55  # of the way from a guess to certainty
 RAMP = 1 / 3  # of the rounds
+CLIP = 1.0  # norm of a gradient, for such rates
 SMALLEST = 8  # side of images in pixels, for batch norm
 RICH = 32  # side of colour images from which a larger model is worth its time on a GPU
 
@@ -121,6 +122,6 @@ def common(f: Facts) -> Keys:
     """How much a party trains, and how fast."""
     return {
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
-        "lr": f.lr, "schedule": "cosine", "clip": 1.0, "norm": f.norm,
+        "lr": f.lr, "schedule": "cosine", "clip": CLIP, "norm": f.norm,
         "optimizer_state": f.optimizer_state,
     }  # fmt: skip
