@@ -147,6 +147,16 @@ def test_a_phone(seen: Browser, runs: Path, tmp_path: Path) -> None:
     assert pixels(seen, "Test accuracy in %", COLOURS[0]) > 100
 
 
+def test_the_card_of_a_result_fits_a_phone(seen: Browser, runs: Path, tmp_path: Path) -> None:
+    """In a notebook; its curve was wider."""
+    file = tmp_path / "card.html"
+    file.write_text(f'<meta name="viewport" content="width=device-width">{fallow.load(runs / "fedavg-0")._repr_html_()}', encoding="utf-8")
+    seen.size(360, 780, phone=True)
+    seen.open(file.as_uri())
+    assert seen.js("return document.querySelector('svg').getBoundingClientRect().width") > 300
+    assert seen.js("return document.documentElement.scrollWidth") == 360
+
+
 def test_long_names_are_not_cut(seen: Browser, tmp_path: Path) -> None:
     """Every column of every table is seen, and what stands at a line's end ends before the chart does."""
     for name, lr in (("W" * 40, 0.1), ("a-name-of-many-words-and-more", 0.05)):

@@ -85,7 +85,7 @@ def curve(rows: list[Row]) -> str:
     words += text(LEFT, HEIGHT - 3, f"round {rounds[0]}", "start") + text(LEFT + across, HEIGHT - 3, f"{rounds[-1]}", "end")
     path = " ".join(at(r, v) for r, v in zip(rounds, values))
     return (
-        f'<svg role="img" aria-label="test accuracy over rounds" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}">'
+        f'<svg role="img" aria-label="test accuracy over rounds" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" style="max-width: 100%; height: auto">'
         f'{grid}{words}<polyline points="{path}" fill="none" stroke="#d9730d" stroke-width="2"/></svg>'
     )
 
