@@ -54,6 +54,9 @@ def test_steps_are_a_pass_within_bounds() -> None:
     assert [facts(unlabelled=n).steps for n in (0, 320, 321, 640, 1280, 50_000)] == [10, 10, 11, 20, 40, 40]
     assert facts(unlabelled=0, labelled=401).steps == 26
     assert (facts().batch, facts().unlabelled_batch) == (16, 32)
+    assert [facts(unlabelled=n, size=32, on_cpu=True).steps for n in (640, 642, 2560, 50_000)] == [10, 11, 40, 40]  # half of a pass
+    assert facts(unlabelled=640, size=32).steps == facts(unlabelled=640, size=28, on_cpu=True).steps == 20
+    assert facts(unlabelled=0, labelled=640, size=32, on_cpu=True).steps == 20
 
 
 def test_rounds_grow_where_few_clients_take_part() -> None:

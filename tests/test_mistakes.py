@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -383,3 +384,15 @@ def test_a_folder_that_is_no_run_among_runs(stopped: Path, tmp_path: Path, fallo
 def test_a_file_without_a_name() -> None:
     with pytest.raises(UserError, match="is no name for a file; give one"):
         disk.write(Path(""), "x")
+
+
+def test_commands_of_federations_without_flower_say_how_to_get_it(fallow_cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that comes with Flower is there, such as the library of its keys."""
+
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    for words in ("federation init", "federation up", "federation run", "federation status", "federation down", "node start"):
+        assert fallow_cli(*words.split(), "fed").sentence.startswith("Flower is not installed"), words

@@ -20,11 +20,17 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's fo
 
 
 def _opened(folder: Path) -> Any:
-    from fallow.flower import needed
+    _check()
     from fallow.flower.federation import Federation
 
-    needed.check()
     return Federation(folder, console.say)
+
+
+def _check() -> None:
+    """Before anything is imported that Flower brings."""
+    from fallow.flower import needed
+
+    needed.check()
 
 
 @federation.command()
@@ -36,10 +42,9 @@ def init(
     share: Annotated[str | None, typer.Option(metavar="RUN", help="Give server and nodes what they hold in this simulated run.")] = None,
 ) -> None:
     """Make a federation's folder: authority, certificate, keys, and a folder for each node to copy to its machine."""
-    from fallow.flower import needed
+    _check()
     from fallow.flower.federation import Federation
 
-    needed.check()
     made = Federation.init(folder, clients, host, port, tell=console.say)
     if share:
         made.share(Path(share))
@@ -71,10 +76,10 @@ def run_(
 
     RECIPE may be the folder of a simulated run, whose settings are then taken. Ends with 0 only if the run has finished.
     """
+    fed = _opened(folder)
     from fallow.flower import running
     from fallow.runs.result import Result
 
-    fed = _opened(folder)
     recipe, keys = words_of(words, runs=True)
     if resume:
         if recipe:
@@ -92,9 +97,10 @@ def run_(
 @federation.command()
 def status(folder: Folder) -> None:
     """What is up, which nodes are online, and how runs stand."""
+    fed = _opened(folder)
     from fallow.flower import standing
 
-    for line in standing.lines(_opened(folder)):
+    for line in standing.lines(fed):
         console.say(line)
 
 
@@ -109,9 +115,9 @@ def down(folder: Folder) -> None:
 @node.command()
 def start(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The node's folder, copied from the server.")]) -> None:
     """Join the federation, and stay until stopped."""
-    from fallow.flower import needed, starting
+    _check()
+    from fallow.flower import starting
 
-    needed.check()
     starting.keep_up(folder, console.say)
 
 

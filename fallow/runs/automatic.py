@@ -63,6 +63,7 @@ def look(method: type[Method], options: Config, said: Mapping[str, Any], source:
         rounds=options.rounds if "rounds" in said else fitting.rounds(options),
         room=room(options, source),
         given=frozenset(said),
+        on_cpu=device_of(options.device).type == "cpu",
     )
 
 

@@ -28,7 +28,7 @@ SURE = 0.55  # of the way from a guess to certainty
 RAMP = 1 / 3  # of the rounds
 CLIP = 1.0  # norm of a gradient, for such rates
 SMALLEST = 8  # side of images in pixels, for batch norm
-RICH = 32  # side of colour images from which a larger model is worth its time on a GPU
+RICH = 32  # side of images in pixels from which a step is work: on a GPU worth a larger model, on a CPU half as many
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Facts:
     rounds: int  # given, or by the rule
     room: int  # images that a step may hold
     given: frozenset[str] = frozenset()  # keys that are given
+    on_cpu: bool = False
 
     @property
     def batch(self) -> int:
@@ -62,9 +63,10 @@ class Facts:
 
     @property
     def steps(self) -> int:
-        """A pass over a client's images, neither shorter nor longer than a round should be."""
+        """A pass over a client's images, half of one where a step takes long; neither shorter nor longer than a round should be."""
         fewest, most = STEPS
-        passes = max(math.ceil(self.unlabelled / self.unlabelled_batch), math.ceil(self.labelled / self.batch))
+        share = 0.5 if self.on_cpu and self.size >= RICH else 1.0
+        passes = max(math.ceil(share * self.unlabelled / self.unlabelled_batch), math.ceil(share * self.labelled / self.batch))
         return min(most, max(fewest, passes))
 
     @property
