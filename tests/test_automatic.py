@@ -130,8 +130,9 @@ def test_fedmatchs_gradients_are_ten_times_everybodys() -> None:
     assert values(lambda_s=2, lambda_l2=1) == (0.05, 0.9, 2.0) and values(lambda_s=2) == (0.02, 0.9, 2.0)
     assert values(lambda_s=0, lambda_l2=0) == (0.1, 0.9, 1.0) and values(momentum=0) == (0.02, 0.0, 10.0)
     assert values(optimizer="adam") == (0.002, 0.9, 10.0)
-    views = lambda **more: ((o := prepared(**given, **more).augment).labelled, o.weak)
-    assert views() == ("weak", "weak") and views(augment={"labelled": "plain", "weak": "plain"}) == ("plain", "plain")
+    views = lambda **more: ((o := prepared(**given, **more).augment).labelled, o.weak, o.strong)
+    assert views() == ("weak", "weak", "ra-mc")
+    assert views(augment={"labelled": "plain", "weak": "plain", "strong": "ra-fedmatch"}) == ("plain", "plain", "ra-fedmatch")
 
 
 def test_fedloke_trains_as_everybody_does() -> None:

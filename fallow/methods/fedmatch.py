@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fallow.config import key
+from fallow.config import Augment, key
 from fallow.data.samples import Stream
 from fallow.errors import UserError
 from fallow.keys.section import Keys
@@ -128,8 +128,8 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
     def automatic(cls, facts: Facts) -> Keys:
         """lambda_s multiplies the labelled gradient: everybody's rate is divided by it, and their bound multiplied.
 
-        The rate is that of momentum, since the pull of psi to sigma would overshoot at the rate that is for none. Labelled
-        images are moved as everybody's are: with few labels that is worth more than all else.
+        The rate is that of momentum, since the pull of psi to sigma would overshoot at the rate that is for none. Views are
+        everybody's: labelled images are moved, and strong views, which batch norm sees as often as weak ones, are milder.
         """
         o, rate = facts.o, facts.having(momentum=USUAL).lr
         assert isinstance(o, FedMatch.Options)
@@ -137,7 +137,7 @@ class FedMatch(Method[Apart, ApartParty, Columns]):
         if o.optimizer == "sgd":  # Adam's steps do not go by the gradient's size
             rate = float(f"{min(rate / times, STEADY / max(STEADY, o.lambda_l2)):.3g}")
         fitted = super().automatic(facts) | {
-            "batch": facts.batch, "threshold": facts.threshold, "augment": {"labelled": "weak", "weak": "weak"},
+            "batch": facts.batch, "threshold": facts.threshold, "augment": Augment().model_dump(include={"labelled", "weak", "strong"}),
             "momentum": USUAL, "lr": rate, "clip": CLIP * times,
         }  # fmt: skip
         held_out = facts.o.validation is not None and facts.o.lr_rule == "validation"  # type: ignore[attr-defined]
