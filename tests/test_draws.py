@@ -36,6 +36,17 @@ def test_a_draw_is_a_function_of_key_and_number() -> None:
     assert table.shape == (3, 5) and torch.equal(table[1], draws.bits(int(keys[1]), torch.arange(5)))
 
 
+def test_draws_of_host_keys() -> None:
+    """By numpy, a row for each lane, what `uniform` and `integers` draw lane by lane."""
+    keys, lanes, high = torch.tensor([draws.key("host", k) for k in range(40)]), [0, 5, 70], [7, 1, 2**31 - 1]
+    raw = [[splitmix(int(k) + (lane + 1) * 0x9E3779B97F4A7C15) for k in keys] for lane in lanes]
+    assert draws.host_uniform(keys, lanes).tolist() == [[(z >> 11) * 2.0**-53 for z in row] for row in raw]
+    assert draws.host_integers(keys, lanes, high).tolist() == [[((z >> 32) * h) >> 32 for z in row] for row, h in zip(raw, high)]
+    for k, (lane, h) in enumerate(zip(lanes, high)):
+        assert torch.equal(draws.host_uniform(keys, lanes)[k], draws.uniform(keys, lane))
+        assert torch.equal(draws.host_integers(keys[::3], lanes, high)[k], draws.integers(keys[::3], lane, h))
+
+
 def test_keys_tell_parts_apart() -> None:
     parts = [(0,), ("0",), (0, 0), ("00",), (1, 23), (12, 3), ("a", "bc"), ("ab", "c"), (0, "a", 1), (0, "a", -1)]
     assert len({draws.key(*p) for p in parts}) == len(parts)

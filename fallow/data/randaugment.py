@@ -254,24 +254,23 @@ class RandAugment:
             yield self._step(keys, base, base + PICKS + 8 * pick)
 
     def _step(self, keys: Tensor, base: int, lane: int) -> Step:
-        op = draws.integers(keys, lane + OP, len(self.pool))
+        op, sign = draws.host_integers(keys, [lane + OP, lane + SIGN], [len(self.pool), 2])
         if self.variant.continuous:
-            return self._continuous(op, draws.uniform(keys, lane + LEVEL))
-        sign = draws.integers(keys, lane + SIGN, 2)
+            return self._continuous(op, draws.host_uniform(keys, [lane + LEVEL])[0])
         kernel, argument = self.kernels[op], self.arguments[op, sign, self._level(keys, base, lane)]
         if self.variant.apply < 1:
-            kernel = torch.where(draws.uniform(keys, lane + APPLY) < self.variant.apply, kernel, 0)
+            kernel = torch.where(draws.host_uniform(keys, [lane + APPLY])[0] < self.variant.apply, kernel, 0)
         if "Cutout" in self.pool:
-            x, y = (draws.uniform(keys, lane + n) * self.size for n in (PICK_X, PICK_Y))
+            x, y = draws.host_uniform(keys, [lane + PICK_X, lane + PICK_Y]) * self.size
             box = ops.cutout_box(x, y, self.pool_side, self.size, self.size)
             argument[:, :4] = torch.where((kernel == _KERNEL["paint"])[:, None], box, argument[:, :4])
         return Step(kernel, argument)
 
     def _level(self, keys: Tensor, base: int, lane: int) -> Tensor:
         if self.variant.by_strength:
-            strength = draws.integers(keys, base + STRENGTH, 4) + 2
-            return (draws.uniform(keys, lane + LEVEL) * strength).long()
-        return draws.integers(keys, lane + LEVEL, self.levels)
+            strength = draws.host_integers(keys, [base + STRENGTH], [4])[0] + 2
+            return (draws.host_uniform(keys, [lane + LEVEL])[0] * strength).long()
+        return draws.host_integers(keys, [lane + LEVEL], [self.levels])[0]
 
     def _continuous(self, op: Tensor, place: Tensor) -> Step:
         low, high = self.ends[op].unbind(1)
@@ -291,11 +290,11 @@ class RandAugment:
             return None
         if kind == "clipped":
             return clipped_box(keys, base, cutout_side(side, size), size)
-        x, y = (draws.uniform(keys, base + n) * size for n in (BOX_X, BOX_Y))
+        x, y = draws.host_uniform(keys, [base + BOX_X, base + BOX_Y]) * size
         if kind == "shifted":
             return ops.cutout_box(x, y, cutout_side(side, size), size, size)
         most = 0.5 * size if side == "auto" else side
-        return ops.cutout_box(x, y, draws.uniform(keys, base + BOX_SIDE) * most, size, size)
+        return ops.cutout_box(x, y, draws.host_uniform(keys, [base + BOX_SIDE])[0] * most, size, size)
 
 
 def cutout_side(side: int | Literal["auto"], size: int) -> int:
@@ -304,6 +303,6 @@ def cutout_side(side: int | Literal["auto"], size: int) -> int:
 
 def clipped_box(keys: Tensor, base: int, side: int, size: int) -> Tensor:
     """CutoutTensor and CutoutNumpy: a centre on a pixel, clipped on all sides, the end excluded."""
-    x, y = (draws.integers(keys, base + n, size) for n in (BOX_X, BOX_Y))
+    x, y = draws.host_integers(keys, [base + BOX_X, base + BOX_Y], [size, size])
     half = side // 2
     return torch.stack((x - half, y - half, x + half - 1, y + half - 1), -1)

@@ -113,6 +113,6 @@ class Views:
 
     def _placed(self, images: Tensor, keys: Tensor, base: int, most: int) -> Tensor:
         """Of each image whether it is mirrored, and where a crop begins, from 0 to `most`."""
-        top, left = (draws.integers(keys, base + n, most + 1) for n in (TOP, LEFT))
-        flip = draws.integers(keys, base + FLIP, 2) if self.flip else torch.zeros_like(top)
-        return to_device(torch.stack((flip, top, left)), images.device)
+        mirrored = 2 if self.flip else 1
+        drawn = draws.host_integers(keys, [base + n for n in (FLIP, TOP, LEFT)], [mirrored, most + 1, most + 1])
+        return to_device(drawn, images.device)
