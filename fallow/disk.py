@@ -7,10 +7,11 @@ import fcntl
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import stat
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Container, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -67,6 +68,13 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def clean(folder: Path, ours: re.Pattern[str], stay: Container[str] = ()) -> None:
+    """Removes what is called as only this program would call it and is not to stay."""
+    for name in os.listdir(folder) if folder.is_dir() else ():
+        if ours.fullmatch(name) and name not in stay:
+            remove(folder / name)
+
+
 def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
@@ -78,12 +86,18 @@ def write(path: Path, data: bytes | str, remedy: str = OTHER_FOLDER) -> None:
         f.write(data)
 
 
-def write_noting(path: Path, data: bytes) -> str:
-    """Writes, and gives the SHA-256, which is computed while the disk is busy."""
-    with ThreadPoolExecutor(1) as beside:
-        digest = beside.submit(sha256, data)
-        write(path, data)
-        return digest.result()
+@contextmanager
+def beside() -> Iterator[Executor]:
+    """A thread for what can be done while the disk is busy."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+
+
+def write_noting(path: Path, data: bytes, thread: Executor) -> str:
+    """Writes, and gives the SHA-256, which the thread computes meanwhile."""
+    digest = thread.submit(sha256, data)
+    write(path, data)
+    return digest.result()
 
 
 def sha256(data: bytes) -> str:

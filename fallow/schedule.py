@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 from fallow.errors import UserError, suggest
 
@@ -20,6 +21,7 @@ class Schedule:
     floor: float
 
     @staticmethod
+    @cache  # every client asks in every round
     def parse(text: str) -> Schedule:
         """`cosine`, `cosine-7-16,warmup=75,horizon=15360,turns=2.24066,floor=1e-5`."""
         kind, *words = text.split(",")

@@ -26,6 +26,7 @@ from fallow.methods.base import Method, Net, Update, Value
 from fallow.methods.state import State
 from fallow.runs import Run, prepare
 from fallow.runs.folder import RunFolder
+from fallow.runs.metrics import written
 
 NAN, INF = float("nan"), float("inf")
 
@@ -42,6 +43,7 @@ def state(*numbers: float) -> State:
     (torch.tensor([1e300, 2.0], dtype=torch.float64), True),
     ({"a": [1.0, ({"b": NAN},)]}, False), ({"a": [INF, "nan", None, True, 10**400]}, True),
     ([torch.zeros(2), {"x": state(0.0)}, torch.full((3, 3), NAN)], False), (torch.tensor([NAN], dtype=torch.float16), False),
+    ([state(1.0), torch.tensor([INF])], True), ([state(INF), torch.tensor([1.0])], False), ([state(1.0), torch.tensor([NAN, 1.0])], False),
     (torch.tensor([1 + 2j, complex(0, NAN)]), False), (torch.tensor([1 + 2j, complex(INF, 0)]), True),
 ])  # fmt: skip
 def test_what_is_sound(tree: Any, good: bool) -> None:
@@ -83,6 +85,11 @@ def test_metrics_without_a_value_are_none() -> None:
     assert defined({"a": NAN, "b": [1.5, INF, (2, -INF)], "c": {"d": "x", "e": 0.0}}) == {
         "a": None, "b": [1.5, None, [2, None]], "c": {"d": "x", "e": 0.0},
     }  # fmt: skip
+
+
+def test_a_row_is_json_whatever_it_holds() -> None:
+    assert written({"a": 0.5, "b": [3, True, None], "c": {"d": (1, 2.0)}}) == '{"a": 0.5, "b": [3, true, null], "c": {"d": [1, 2.0]}}\n'
+    assert written({"a": NAN, "b": [3, INF], "c": {"d": (1, -INF)}}) == '{"a": null, "b": [3, null], "c": {"d": [1, null]}}\n'
 
 
 # -- wherever it is made -------------------------------------------------------------------------------------------------

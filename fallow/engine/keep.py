@@ -60,8 +60,8 @@ class Keep:
 
     def commit(self) -> dict[str, int]:
         """Puts everything on disk; the index to be stored with the checkpoint."""
-        for owner in sorted(self._unsaved, key=str):
-            self._save(owner)
+        if self._unsaved:
+            self._save(*sorted(self._unsaved, key=str))
         if self.folder.is_dir():
             disk.sync(self.folder)
         self.committed = [*self.committed, dict(self.version)][-2:]
@@ -75,10 +75,7 @@ class Keep:
         """Removes files that neither the committed index names nor an older checkpoint needs."""
         named = {self._path(o).name for o in self.version}
         self.records = {name: digest for name, digest in self.records.items() if name in named}
-        if self.folder.is_dir():
-            for path in self.folder.iterdir():
-                if OURS.fullmatch(path.name) and path.name not in named and path.name not in older:
-                    disk.remove(path)
+        disk.clean(self.folder, OURS, named.union(older))
 
     def restore(self, index: dict[str, int], records: Mapping[str, str] | None = None, older: Iterable[str] = ()) -> None:
         self.version, self.records = {int(o) if o.isdecimal() else o: v for o, v in index.items()}, dict(records or {})
@@ -102,16 +99,18 @@ class Keep:
                 self._save(oldest)
             self._bytes -= size(self._memory.pop(oldest))
 
-    def _save(self, owner: Owner) -> None:
-        path = self._path(owner)
+    def _save(self, *owners: Owner) -> None:
         if not self.folder.is_dir():
-            with disk.errors_as_user_errors(path):
+            with disk.errors_as_user_errors(self._path(owners[0])):
                 self.folder.mkdir(parents=True, exist_ok=True)
             disk.sync(self.folder.parent)
-        shape, tensors = pack(self._memory[owner], self.layouts)
-        data = save(apart(tensors), {"shape": json.dumps(shape)})
-        self.records[path.name] = disk.write_noting(path, data)
-        self._unsaved.discard(owner)
+        with disk.beside() as thread:
+            for owner in owners:
+                path = self._path(owner)
+                shape, tensors = pack(self._memory[owner], self.layouts)
+                data = save(apart(tensors), {"shape": json.dumps(shape)})
+                self.records[path.name] = disk.write_noting(path, data, thread)
+                self._unsaved.discard(owner)
 
     def _load(self, owner: Owner) -> Record:
         path, remedy = self._path(owner), "restore the file, or start the run again"

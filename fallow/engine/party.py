@@ -232,8 +232,7 @@ def numbers(party: Party, made: int, length: int, total: int, given: Any) -> dic
     for name in party.slot.optimizers:
         own = given.get(name) if isinstance(given, dict) else given
         used = rates if own is None else _given_rates(own, length)
-        with np.errstate(over="ignore"):  # infinite rates make weights that are told of
-            out[f"lr/{name}"] = torch.from_numpy(used.astype(np.float32))
+        out[f"lr/{name}"] = torch.from_numpy(used).float()  # infinite rates make weights that are told of
         if name == ("model" if "model" in party.slot.optimizers else next(iter(party.slot.optimizers))):
             party.lr += used.tolist()
     key = party.key("dropout")
@@ -283,7 +282,7 @@ def _finish(kit: Kit, slot: Slot, party: Party) -> Outcome:
                     record[f"{name}/optimizer"] = state
     finite = sound([net.state for net in slot.nets.values()], entries, record, optimizers)
     logs = {k: t.clone() for k, t in slot.logs.items()}
-    counts = Counts(len(party.labelled), len(np.union1d(party.labelled.rows, party.unlabelled.rows)))
+    counts = Counts(len(party.labelled), len({*party.labelled.rows.tolist(), *party.unlabelled.rows.tolist()}))
     return Outcome(
         party.id, party.made, update, counts, optimizers, logs, finite, mean_rate(party.lr),
         slot.descended, sorted(slot.looked_at), party.round, record,
@@ -316,8 +315,8 @@ class Tally:
         pairs = [pair for logs in parties for pair in logs.items()]
         values = iter(torch.cat([log.double() for _, log in pairs]).tolist() if pairs else ())
         for name, log in pairs:
-            found = list(islice(values, len(log)))
-            old = self.totals.setdefault(name, [0.0] * len(log))
+            found = list(islice(values, log.numel()))
+            old = self.totals.setdefault(name, [0.0] * len(found))
             old[:] = map(add, old, found)
 
     def add_rates(self, parties: Iterable[tuple[float | None, int]]) -> None:

@@ -40,6 +40,7 @@ class Slot:
         self.logs: dict[str, Tensor] = {}
         self.descended, self.looked_at = False, set[str]()  # of the party at work: whether a net was trained, what was used
         self._class_numbers = torch.arange(kit.classes, device=kit.device)[:, None]
+        self._one = torch.ones((), dtype=torch.float64, device=kit.device)
         self._levels = judging.levels(kit.device)[:, None]
         self.prox = torch.zeros((), device=kit.device)
         self.reference: Tensor | None = None
@@ -152,7 +153,7 @@ class Slot:
                 self._count(name, (value * kept).sum(), kept.sum())
             else:
                 value = value if torch.is_tensor(value) else torch.full((), float(value), device=self.kit.device)
-                self._count(name, value.to(self.kit.device), torch.ones((), device=self.kit.device))
+                self._count(name, value.to(self.kit.device), self._one)
 
     def _count(self, name: str, total: Tensor, count: Tensor) -> None:
         if name not in self.logs:

@@ -58,7 +58,4 @@ class BestFiles:
 
     def clean(self, needed: Iterable[str]) -> None:
         """Removes what no checkpoint names."""
-        names = {Path(name).name for name in needed}
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():
-            if OURS.fullmatch(path.name) and path.name not in names:
-                disk.remove(path)
+        disk.clean(self.folder, OURS, {Path(name).name for name in needed})

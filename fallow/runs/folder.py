@@ -5,9 +5,8 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
-import shutil
+import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,19 +16,21 @@ from safetensors.torch import load, save
 
 from fallow import disk, targets
 from fallow.engine.evaluating import Best
+from fallow.engine.finite import defined
 from fallow.engine.pack import apart, pack, unpack
 from fallow.errors import UserError
 from fallow.methods.state import Layout, State
 from fallow.runs import best as bests
 from fallow.runs import manifest
 from fallow.runs.manifest import RESTORE, Manifest
-from fallow.runs.metrics import MetricsFile, Row, is_summary, laid_out, plain
+from fallow.runs.metrics import MetricsFile, Row, is_summary, laid_out
 from fallow.runs.origin import prolonged
 from fallow.runs.settings import settings_sha256
 from fallow.said import warn
 
 FIXED = ("federation.npz",)  # patterns of files that are written before round 1 and never again
 SERVER = "server.safetensors"
+HALF = re.compile(r"\..*\.part|federation\.npz.*\.part", re.DOTALL)  # what a kill leaves half written
 
 
 class Busy(UserError):
@@ -59,9 +60,8 @@ class RunFolder:
         self._complaints: list[str] = []  # what was found damaged and is mended, told once it can be
         self.config, self.federation = path / "config.yaml", path / "federation.npz"
         self.metrics_file, self.checkpoints = MetricsFile(path / "metrics.jsonl"), path / "checkpoint"
-        self.metrics = self.metrics_file.path
+        self.metrics, self.best = self.metrics_file.path, path / bests.RESULT
         self.model, self.summary, self.kept = path / "model.safetensors", path / "summary.json", path / "keep"
-        self.best = path / bests.RESULT
 
     @staticmethod
     def new(out: Path, name: str) -> RunFolder:
@@ -87,7 +87,7 @@ class RunFolder:
         return RunFolder(path)
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        disk.remove(self.path)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -198,9 +198,9 @@ class RunFolder:
             disk.remove(part)
             part.mkdir(parents=True)
         try:
-            with ThreadPoolExecutor(1) as beside:
-                synced = beside.submit(disk.sync, self.metrics if self.metrics.exists() else self.path)
-                digest = disk.write_noting(part / SERVER, data)
+            with disk.beside() as thread:
+                synced = thread.submit(disk.sync, self.metrics if self.metrics.exists() else self.path)
+                digest = disk.write_noting(part / SERVER, data, thread)
                 synced.result()
             files = {f"checkpoint/{round}/{SERVER}": digest, **{f"keep/{n}": known for n, known in records.items()}, **weights}
             index = noted | {"round": round, "shape": shape, "keep": keep, "metrics": metrics, "files": noted["files"] | files}
@@ -222,10 +222,10 @@ class RunFolder:
         """Of the checkpoints the last stays and the one before it; what a kill has left half written goes."""
         rounds = self._rounds()
         stay = [last, *(r for r in rounds if r < last)][:2]
-        for old in [self.checkpoints / str(r) for r in rounds if r not in stay] + [*self.checkpoints.glob(".*.part")]:
-            disk.remove(old)
-        for part in [*self.path.glob(".*.part"), *self.path.glob("federation.npz*.part")]:
-            disk.remove(part)
+        for old in (r for r in rounds if r not in stay):
+            disk.remove(self.checkpoints / str(old))
+        for folder in (self.checkpoints, self.path):
+            disk.clean(folder, HALF)
         self._records = {r: names for r, names in self._records.items() if r in stay}
         self._bests = {r: names for r, names in self._bests.items() if r in stay}
         self.best_files.clean(set().union(*self._bests.values()))
@@ -349,7 +349,7 @@ class RunFolder:
         return best
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        self._write_result(self.summary, (laid_out(plain(summary)) + "\n").encode())
+        self._write_result(self.summary, (laid_out(defined(summary)) + "\n").encode())
 
     def _write_result(self, path: Path, data: bytes) -> None:
         disk.write(path, data)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fallow import disk
+from fallow.engine.finite import defined
 from fallow.errors import UserError
 from fallow.runs.manifest import Manifest, damaged, sha256
 
@@ -85,15 +85,6 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and not (number and (isinstance(value, bool) or not -LARGEST <= value <= LARGEST))
 
 
-def plain(value: Any) -> Any:
-    """JSON has no word for what is no finite number."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: plain(v) for k, v in value.items()}
-    return [plain(v) for v in value] if isinstance(value, list | tuple) else value
-
-
 def laid_out(tree: dict[str, Any], depth: int = 3, indent: str = " ") -> str:
     """JSON with a line for each key, of so many levels, and lists on one line."""
     inner = lambda v: laid_out(v, depth - 1, indent + " ") if isinstance(v, dict) and v and depth > 1 else json.dumps(v, allow_nan=False)
@@ -103,4 +94,8 @@ def laid_out(tree: dict[str, Any], depth: int = 3, indent: str = " ") -> str:
 
 def written(row: Row) -> str:
     """A row as a line of metrics.jsonl."""
-    return json.dumps(plain(row), allow_nan=False) + "\n"
+    try:
+        text = json.dumps(row, allow_nan=False)
+    except ValueError:  # JSON has no word for what is no finite number
+        text = json.dumps(defined(row), allow_nan=False)
+    return text + "\n"

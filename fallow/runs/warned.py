@@ -47,7 +47,7 @@ class Health:
     def __init__(self, folder: Path, known: Facts, rows: list[Row]):
         self.file, self.facts, self.rows = folder / FILE, known, rows
         self.said = {f.kind for f in findings(rows, known)}
-        self._written: list[Row] = []
+        self._written: list[str] = []  # the kinds that the file has
 
     def take(self, row: Row) -> list[Finding]:
         """What stands against the run since this row, and did not before."""
@@ -56,16 +56,16 @@ class Health:
         if row["round"] % every and row["round"] != self.facts.rounds:
             return []
         found = findings(self.rows, self.facts)
-        self._write([f.as_dict() for f in found])
+        self._write(found)
         new = [f for f in found if f.kind not in self.said]
         self.said |= {f.kind for f in new}
         return new
 
-    def _write(self, found: list[Row]) -> None:
-        if [f["kind"] for f in found] != [f["kind"] for f in self._written]:
-            self._written = found
+    def _write(self, found: list[Finding]) -> None:
+        if (kinds := [f.kind for f in found]) != self._written:
+            self._written = kinds
             with suppress(UserError):  # a page that lacks it is no reason to end a run
-                disk.write(self.file, json.dumps(found, indent=1) + "\n")
+                disk.write(self.file, json.dumps([f.as_dict() for f in found], indent=1) + "\n")
 
     def end(self, rows: list[Row]) -> list[Row]:
         """What stands against the run in the end, for its summary."""
