@@ -144,6 +144,18 @@ def test_what_is_there_is_known_by_its_settings(tmp_path: Path) -> None:
     assert [job.path for job in other.jobs] == [tmp_path / "digits-2/seed-0", tmp_path / "digits-2/seed-1"]
 
 
+def test_a_grid_without_a_word_on_data_knows_the_runs_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both have the newcomer's data and federation."""
+    monkeypatch.chdir(tmp_path)
+    keys = {"rounds": 1, "steps": 1, "batch": 8, "device": "cpu"}
+    there = fallow.run(method="fedavg", **keys)
+    found = sweep.grid(None, {"method": ["fedavg", "fixmatch"], **keys})
+    assert found is not None
+    first, second = sweep.plan(None, found, Path("runs")).jobs
+    assert first.path == there.path and not second.path.exists()
+    assert (second.expected["label_per_class"], second.expected["clients"], second.expected["label_ratio"]) == (1, 5, None)
+
+
 def test_own_images_that_changed_are_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import numpy as np
 

@@ -37,6 +37,6 @@ class Settled:
         found: Keys = {} if options.data == said.data else {"data": options.data}  # as a run with these keys finds them
         if options.image != said.image:
             found["image"] = options.image.model_dump(exclude_unset=True)
-        complete = prepare(base, keys | found, self.of(options), trust=trust)[1]
+        complete = prepare(recipe, keys | found, self.of(options), trust=trust)[1]
         self.said |= dict.fromkeys([*sentences(complete, self.of(options)), *told])
         return complete
