@@ -111,6 +111,16 @@ def test_clients_without_labels_keep_the_papers_threshold() -> None:
     assert prepared(method="fixmatch", server_turn="beside", **given).server_turn == "beside"
 
 
+def test_a_server_that_alone_has_labels_trains_after_the_clients() -> None:
+    """Unless the method, or a key that is given, says otherwise: beside it clients that know nothing come to one class."""
+    server = facts(o=Config(labels="server"))
+    assert common(server)["server_turn"] == "after" and "server_turn" not in common(facts())
+    given = {"data": "few-digits", "labels": "server", "label_count": 40}
+    there = [name for name in REGISTERED if "server" in find(name).scenarios]
+    assert {n: o for n in there if (o := prepared(method=n, **given).server_turn) != "after"} == {"fedmatch": "before", "fedrgd": "beside"}
+    assert prepared(method="fixmatch", **given, average="grouped", groups=1, server_replicas="per-group").server_turn == "beside"
+
+
 def test_without_momentum_the_rate_makes_up_for_it() -> None:
     """0.1 is for momentum 0.9, which adds gradients up to ten times themselves; 0.02 at 0.98, 1 without any."""
     found = [facts(o=Config(momentum=m)).lr for m in (0.0, 0.5, 0.9, 0.98)]

@@ -47,10 +47,9 @@ class FixMatch(Averaged[LabellerSlot, LabellerParty, Columns]):
 
     @classmethod
     def automatic(cls, facts: Facts) -> Keys:
-        """Where only the server has labels it tunes the clients' mean on them, and the paper's threshold keeps wrong labels out."""
+        """Where only the server has labels the paper's threshold keeps wrong ones out."""
         assert isinstance(facts.o, FixMatch.Options)
-        at_server: Keys = {"threshold": facts.o.threshold, "server_turn": "after"}
-        return super().automatic(facts) | (at_server if facts.o.labels == "server" else {"threshold": facts.threshold})
+        return super().automatic(facts) | {"threshold": facts.o.threshold if facts.o.labels == "server" else facts.threshold}
 
     def holds(self) -> Held:
         return super().holds() | labelling.holds(self.o, self.classes)

@@ -84,6 +84,12 @@ class Facts:
         return "keep" if self.o.active_count == self.o.clients else self.o.optimizer_state
 
     @property
+    def at_server(self) -> Keys:
+        """Where only the server has labels it tunes the clients' mean on them: clients that begin beside it know nothing, and agree on one class."""
+        beside = self.given & {"server_replicas", "average_base"}  # what only a server beside the clients has
+        return {"server_turn": "after"} if self.o.labels == "server" and not beside else {}
+
+    @property
     def lr(self) -> float:
         """With momentum m gradients add up to 1 / (1 - m) of themselves: with less of it SGD has as much higher a rate."""
         reach = (1 - self.o.momentum) / (1 - USUAL) if self.o.optimizer == "sgd" else 1
@@ -126,4 +132,4 @@ def common(f: Facts) -> Keys:
         "rounds": f.rounds, "steps": f.steps, "batch": f.batch, "unlabelled_batch": f.unlabelled_batch,
         "lr": f.lr, "schedule": "cosine", "clip": CLIP, "norm": f.norm,
         "optimizer_state": f.optimizer_state,
-    }  # fmt: skip
+    } | f.at_server  # fmt: skip
