@@ -258,6 +258,12 @@ def test_a_key_that_is_given_wins() -> None:
     assert (passes.steps, passes.epochs) == (None, 2)
 
 
+def test_a_key_of_a_section_that_is_given_leaves_the_others_fitted() -> None:
+    alone = prepared(method="fedmatch", data="digits").augment
+    given = prepared(method="fedmatch", data="digits", augment={"strong": "ra-fedmatch"}).augment
+    assert given == alone.model_copy(update={"strong": "ra-fedmatch"}) and given.labelled != "plain"  # its paper's
+
+
 def test_a_recipe_of_ones_own_is_fitted_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("method: fixmatch\ndata: few-digits\n")

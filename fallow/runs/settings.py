@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
+from pydantic import BaseModel, ConfigDict
 
 from fallow import models, own
 from fallow.config import VERSION, Config, validate
@@ -76,7 +76,7 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
     defaults = merge(scenario, read)
     lacking.check(recipe_keys | given, method, name)
     options = validate(method.Options, merge(defaults, recipe_keys, _with_counts(given, recipe_keys)))
-    options.model_fields_set.difference_update(scenario.keys() - read.keys() - recipe_keys.keys() - given.keys())  # nobody has said these
+    _unsay(options, scenario, [read, recipe_keys, given])
     if options.labels not in method.scenarios:
         able = ", ".join(sorted(method.scenarios))
         raise UserError(f"method {name} is not defined for labels={options.labels}", f"it works with labels={able}")
@@ -85,6 +85,16 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
         own.check(options.model, "model", "the recipe", trust) if from_recipe else own.named(options.model, "model")
     combining.check(method, options)
     return method.algorithm(options), options
+
+
+def _unsay(options: BaseModel, defaults: Mapping[str, Any], said: Sequence[Mapping[str, Any]]) -> None:
+    """Marks what came from the defaults alone as set by nobody, sections key by key."""
+    for name, value in defaults.items():
+        words = [keys[name] for keys in said if name in keys]
+        if not words:
+            options.model_fields_set.discard(name)
+        elif isinstance(value, Mapping) and all(isinstance(word, Mapping) for word in words):
+            _unsay(getattr(options, name), value, words)
 
 
 def without_foreign(recipe_keys: Keys, given: Keys, method: type[Method]) -> Keys:
