@@ -7,7 +7,9 @@ import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from numbers import Integral
 from pathlib import Path
+from typing import Any
 
 from fallow.errors import UserError
 
@@ -51,6 +53,15 @@ def check_disk(wanted: int, folder: Path, doing: str) -> None:
     """Ends with a sentence where the folder's disk has not so many bytes left."""
     if wanted > (free := shutil.disk_usage(folder).free):
         raise UserError(f"{doing} takes {amount(wanted)} of disk, and {amount(free)} are free", "free some space, or choose another folder")
+
+
+def is_whole(value: Any, least: int = 0) -> bool:
+    """Whether it is a whole number, Python's or numpy's, of at least this.
+
+    >>> [is_whole(v, 1) for v in (2, 0, 2.0, True, "2", None)]
+    [True, False, False, False, False, False]
+    """
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 @contextmanager

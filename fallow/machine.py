@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from fallow import launched
 from fallow.errors import UserError
 
 Item = TypeVar("Item")
@@ -27,7 +28,7 @@ def device_of(name: str) -> torch.device:
         raise UserError("Apple's GPU has no 64-bit floats, and Fallow takes its averages and its metrics in them", "use device=cpu")
     if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index) or str(device) != name:
         raise UserError(f"device={name!r} cannot be used", "use cpu, cuda, cuda:N or auto")
-    if device.type == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
+    if device.type == "cuda" and launched.of_this_machine() > 1:
         device = torch.device("cuda")  # each process of this machine has its own (ranks.py)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device={name} was asked for, but torch sees no CUDA device", "use device=cpu")
@@ -68,7 +69,7 @@ def reuse_memory() -> None:
 def cores() -> int:
     """Cores of this machine for this process, which may share it with other ranks."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return max(1, here // launched.of_this_machine())
 
 
 @cache

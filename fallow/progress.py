@@ -7,8 +7,8 @@ from typing import Any
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from fallow import launched
 from fallow.data import validation
-from fallow.engine import ranks
 from fallow.runs.automatic import amounts
 from fallow.said import Speaker
 
@@ -89,7 +89,7 @@ class _Clients(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         run = self.bar.run
-        alone = run is not None and ranks.count() == 1  # another rank's clients are not counted here
+        alone = run is not None and launched.count() == 1  # another rank's clients are not counted here
         return Text(f"{run.kit.finished}/{run.options.active_count} clients" if alone else "")
 
 

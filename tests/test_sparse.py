@@ -136,7 +136,7 @@ def test_a_round_that_fails_leaves_the_pool(tmp_path: Path) -> None:
 def test_what_is_in_the_pool_is_told_when_it_is_damaged(tmp_path: Path) -> None:
     layouts = {"model": State.of(model()).layout}
     keep = Keep(tmp_path, 0.0, layouts, torch.device("cpu"))
-    pool = Pool(keep)
+    pool = Pool(keep, 20)
     pool[3] = {"model": State.of(model(), layouts["model"])}
     pool[12] = {"model": State.of(model(), layouts["model"])}
     pool.settle(1)
@@ -155,7 +155,7 @@ def test_a_net_that_names_its_start_does_not_get_another(tmp_path: Path) -> None
         def holds(self) -> dict[str, Any]:
             return {"model": Net(), "helper": Net(start="helper", train=False)}
 
-    with pytest.raises(KeyError, match="the net 'helper' starts from 'helper', which this message does not have; it has model"):
+    with pytest.raises(UserError, match="the net 'helper' starts from 'helper', which this message does not have; it has model"):
         at_work(tmp_path, Helped).federated.round(0)
 
 
@@ -181,5 +181,5 @@ def test_a_net_has_optimiser_keys_of_its_own(tmp_path: Path) -> None:
         def holds(self) -> dict[str, Any]:
             return {"model": Net(options={"lr": 1.0})}
 
-    with pytest.raises(KeyError, match="'lr'; its own can be optimizer, momentum"):
+    with pytest.raises(UserError, match="'lr'; its own can be optimizer, momentum"):
         at_work(tmp_path / "3", Wrong).federated.round(0)

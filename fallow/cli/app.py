@@ -8,12 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from fallow import launched
 from fallow.cli.commands import Commands
 from fallow.errors import UserError
 from fallow.said import Speaker
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]})
-silent = os.environ.get("RANK", "0") != "0"  # under torchrun rank 0 speaks for all
+silent = launched.is_mute()
 console = Speaker(quiet=silent)
 if not console.is_terminal:
     console = Speaker(width=200, quiet=silent)  # a file or a pipe has no edge to wrap at

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from fallow.data.readers.common import UNKNOWN, ImageSet, Parts, check_labels, s
 from fallow.data.readers.holdout import held_out
 from fallow.data.sources import Source
 from fallow.errors import UserError
+from fallow.limits import CLASSES, is_whole
+from fallow.trees import shown
 
 WANTED = "give a name such as cifar10, a torch Dataset of (image, label), or a pair of arrays (images, labels)"
 SHAPES = "give [N, H, W], [N, H, W, C] or [N, C, H, W], C being 1 or 3"
@@ -52,7 +54,7 @@ def _is_pair(data: Any) -> bool:
 def _dataset(data: Any, name: str) -> ImageSet:
     if hasattr(data, "dataset") and hasattr(data, "batch_size"):
         raise UserError(f"{name} is a DataLoader, whose batches are made already", f"give its Dataset, {name}=loader.dataset")
-    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or hasattr(data, "columns"):
+    if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")) or hasattr(data, "columns") or isinstance(data, Mapping | str | bytes):
         raise UserError(f"{name} is of the type {type(data).__name__}, which cannot be read as images", WANTED)
     return dataset.items(data, name)
 
@@ -75,7 +77,11 @@ def _names(classes: Classes, data: Any, parts: list[ImageSet]) -> tuple[str, ...
         if found == list(range(1, len(found) + 1)):
             raise UserError(f"the labels of data are 1 to {len(found)}", "count classes from 0, or name them all with classes=[...]")
         classes = 1 + found[-1]
-    return tuple(map(str, range(classes) if isinstance(classes, int) else classes))
+    if is_whole(classes, 1) and int(classes) <= CLASSES:  # type: ignore[arg-type]
+        return tuple(map(str, range(int(classes))))  # type: ignore[arg-type]
+    if isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
+        raise UserError(f"classes={shown(classes)} are no classes", f"give their names as a list, or how many they are, at most {CLASSES:,}")
+    return tuple(map(str, classes))
 
 
 def _parted(whole: ImageSet) -> tuple[ImageSet, ImageSet]:

@@ -6,13 +6,15 @@ import dataclasses
 import math
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Literal
+from numbers import Real
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 
 from fallow import draws
 from fallow.errors import UserError
+from fallow.limits import is_whole
 
 ROLES = ("plain", "labelled", "weak", "strong")
 Array = np.ndarray
@@ -93,7 +95,7 @@ class Samples:
         `alike` names another stream of the plan: views of the same name are then drawn alike, place by place.
         """
         roles = {v: v for v in views} | named_views
-        if unknown := [r for r in roles.values() if r not in ROLES]:
+        if unknown := [r for r in roles.values() if not isinstance(r, str) or r not in ROLES]:
             raise UserError(f"{unknown[0]!r} is no view", "views are " + ", ".join(ROLES))
         return Stream(self, size, roles, epochs, steps, tail, shuffle, replace, pad, alike)
 
@@ -112,6 +114,16 @@ class Stream:
     replace: bool = False
     pad: int = 1
     alike: str | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {"size": self.size, "steps": self.steps, "pad": self.pad}
+        for name, count in sizes.items():
+            if count is not None and not isinstance(count, Stream) and not is_whole(count, 0 if name == "steps" else 1):
+                raise UserError(f"a stream of batches has {name}={count!r}", "give a whole number" if name == "steps" else "give a whole number, 1 or more")
+        if self.epochs is not None and not (isinstance(self.epochs, Real) and 0 <= self.epochs < math.inf):
+            raise UserError(f"a stream of batches has epochs={self.epochs!r}", "give a number, 0 or more")
+        if self.tail not in get_args(Tail):
+            raise UserError(f"a stream of batches has tail={self.tail!r}", f"give {', '.join(get_args(Tail))}")
 
     def __bool__(self) -> bool:
         """Absent (false) if it is drawn from an empty set."""

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from fallow.engine.clients import SERVER
 from fallow.engine.kit import Kit
+from fallow.engine.pack import pack
 from fallow.engine.strict import guarded
 from fallow.errors import UserError
 from fallow.methods.base import Method, Plan, State, Update
+from fallow.methods.state import is_plain
 
 
 class Wrong(UserError):
@@ -53,21 +55,24 @@ class at:
 
 
 # -- looking at what hooks give ----------------------------------------------------------------------------------------
-def watched(kind: type[Method], strict: bool = False) -> type[Method]:
-    """The method, with hooks whose answers are looked at; `strict`: `begin` may do nothing that cannot be captured."""
-    hooks = {name: _looked_at(getattr(kind, name), look, strict) for name, look in LOOKS.items()}
+def watched(kind: type[Method], strict: bool = False, closely: bool = True) -> type[Method]:
+    """The method, with hooks whose answers are looked at; `strict`: `begin` may do nothing that cannot be captured.
+
+    `closely`: at what only a close look shows, too: entries of another form than those that came, writing in place, devices.
+    """
+    hooks = {name: _looked_at(getattr(kind, name), look, strict, closely) for name, look in LOOKS.items()}
     return type(kind.__name__, (kind,), hooks | {"__module__": kind.__module__})
 
 
-def _looked_at(hook: Callable[..., Any], look: Callable[[Any, Any], None], strict: bool) -> Callable[..., Any]:
+def _looked_at(hook: Callable[..., Any], look: Callable[[Any, Any, bool], None], strict: bool, closely: bool) -> Callable[..., Any]:
     name = hook.__name__
 
     @wraps(hook)
     def inner(self: Method, *args: Any) -> Any:
-        before = _copied(args[0].entries) if name in ("down", "merge") else []
+        before = _copied(args[0].entries) if closely and name in ("down", "merge") else []
         called = guarded(hook, copies=True) if name == "begin" and strict and self.captured else hook
         answer = called(self, *args)
-        look(args[0], answer)
+        look(args[0], answer, closely)
         for entry, tensor, copy in before:
             if not tensor.equal(copy):
                 raise Wrong("server", f"{name} changes server[{entry!r}] in place, which a round that fails could not take back")
@@ -76,47 +81,65 @@ def _looked_at(hook: Callable[..., Any], look: Callable[[Any, Any], None], stric
     return inner
 
 
-def _down(server: Any, answer: Any) -> None:
+def _start(server: Any, answer: Any, closely: bool) -> None:
+    _lasting("start", server, closely)
+
+
+def _down(server: Any, answer: Any, closely: bool) -> None:
     if not isinstance(answer, dict) or not answer:
         raise Wrong("hooks", f"down gives {_kind(answer)}, and not a dict of States and tensors")
-    _entries("down", answer, server.kit)
+    _entries("down", answer, server.kit, closely)
 
 
-def _begin(party: Any, answer: Any) -> None:
+def _begin(party: Any, answer: Any, closely: bool) -> None:
     if not isinstance(answer, dict):
         raise Wrong("hooks", f"begin gives {_kind(answer)}, and not a dict ({{}} where there is nothing)")
 
 
-def _plan(party: Any, answer: Any) -> None:
+def _plan(party: Any, answer: Any, closely: bool) -> None:
     if not isinstance(answer, Plan):
         raise Wrong("hooks", f"plan gives {_kind(answer)}, and not a Plan")
 
 
-def _end(party: Any, answer: Any) -> None:
+def _end(party: Any, answer: Any, closely: bool) -> None:
     if answer is not None and not isinstance(answer, Update):
         raise Wrong("hooks", f"end gives {_kind(answer)}, and not an Update, or None")
     entries = {} if answer is None else answer.entries
-    _entries("end", entries, party.kit)
-    for name in entries.keys() & party.received.keys():
+    _entries("end", entries, party.kit, closely)
+    for name in entries.keys() & party.received.keys() if closely else ():
         up, down = _form(entries[name]), _form(party.received[name])
         if up != down:
             raise Wrong("hooks", f"end sends {name!r} as {up}, and received it as {down}")
 
 
-def _merge(server: Any, answer: Any) -> None:
-    _entries("merge", {"model": server.entries.get("model")}, server.kit)
-    if not isinstance(server.entries["model"], State):
-        raise Wrong("hooks", f"merge leaves {_kind(server.entries['model'])} in server['model'], and not a State")
+def _merge(server: Any, answer: Any, closely: bool) -> None:
+    _lasting("merge", server, closely)
 
 
-LOOKS: dict[str, Callable[[Any, Any], None]] = {"down": _down, "begin": _begin, "plan": _plan, "end": _end, "merge": _merge}
+LOOKS: dict[str, Callable[[Any, Any, bool], None]] = {"start": _start, "down": _down, "begin": _begin, "plan": _plan, "end": _end, "merge": _merge}
 
 
-def _entries(hook: str, entries: dict[str, Any], kit: Kit) -> None:
+def _lasting(hook: str, server: Any, closely: bool) -> None:
+    """What is tested, saved and sent next is a model of this run, with the statistics that its predictions need."""
+    model = server.entries.get("model")
+    if not isinstance(model, State):
+        raise Wrong("hooks", f"{hook} leaves {_kind(model)} in server['model'], and not a State")
+    pack([server.entries, server.pool.new], server.layouts)  # refuses what no checkpoint holds
+    _entries(hook, {"model": model}, server.kit, closely)
+    needed = server.kit.policy.travels(server.kit.initial()).only("parameters", "statistics").groups
+    for group in needed.keys() - model.groups.keys():
+        raise Wrong("hooks", f"{hook} leaves a State without {group} in server['model']")
+
+
+def _entries(hook: str, entries: dict[str, Any], kit: Kit, closely: bool) -> None:
     for name, value in entries.items():
-        if not isinstance(value, State | Tensor):
+        if not isinstance(name, str):
+            raise Wrong("hooks", f"{hook} sends an entry by the name {name!r}, which is no text")
+        if not isinstance(value, State | Tensor) and (closely or hook == "end" or name == "model"):
             raise Wrong("hooks", f"{hook} sends {_kind(value)} as {name!r}; States and tensors travel")
-        if any(t.device.type != kit.device.type for t in _tensors(value)):
+        if not all(map(is_plain, _tensors(value))):
+            raise Wrong("hooks", f"{hook} sends {name!r} with numbers that are not all there: sparse, or on no device")
+        if closely and any(t.device.type != kit.device.type for t in _tensors(value)):
             raise Wrong("hooks", f"{hook} sends {name!r} from another device than the run's")
         if name == "model" and isinstance(value, State) and value.layout != kit.initial().layout:
             raise Wrong("hooks", f"{hook} sends a State of another net as 'model'")

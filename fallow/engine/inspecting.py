@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-import torch
-
 from fallow import models, own
 from fallow.engine import feed, own_models
 from fallow.engine.clients import SERVER
-from fallow.engine.party import Job, Party, begin_calls, numbers, run_step, start_of
+from fallow.engine.party import Job, Party, as_found, begin_calls, numbers, run_step, start_of
 from fallow.engine.round import Federated
 from fallow.engine.site import Site
 from fallow.engine.slot import Slot
@@ -63,7 +61,7 @@ def _work(site: Site, slot: Slot, job: Job) -> None:
     party = Party(site, slot, job)
     begin_calls(slot, party.key("begin"))
     found = guarded(method.begin, copies=True)(party)
-    plan = method.plan(party, {k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in found.items()})
+    plan = method.plan(party, as_found(found))
     for segment in {s.step: s for s in reversed(plan.segments) if len(s)}.values():
         one = Plan()
         one.segments = (segment,)

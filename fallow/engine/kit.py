@@ -19,6 +19,7 @@ from fallow.data.federate import Federation
 from fallow.data.normalisation import normalisation
 from fallow.data.sources import Source
 from fallow.data.views import Views
+from fallow.engine.held import check_module, held
 from fallow.engine.nets import NetHandle
 from fallow.engine.policies import policy_of
 from fallow.methods.base import AnyMethod, Net, Value
@@ -76,7 +77,7 @@ class Kit:
             cutout=None if a.cutout == "none" else a.cutout,
         )
         self.debug = options.backend == "debug"
-        self.held: dict[str, Net | Value] = method.holds()
+        self.held: dict[str, Net | Value] = held(method)
         self.precision = options.precision
         if self.precision == "auto":
             self.precision = "bf16" if self.device.type == "cuda" else "fp32"
@@ -92,7 +93,9 @@ class Kit:
 
     def _build(self, spec: Net) -> nn.Module:
         if spec.make is not None:
-            return spec.make(self.classes, model=self._build(Net())) if spec.fits else spec.make(self.classes)
+            module = spec.make(self.classes, model=self._build(Net())) if spec.fits else spec.make(self.classes)
+            check_module(module)
+            return module
         o = self.options
         return models.build(o.model, self.classes, self.declared.channels, norm=o.norm, size=self.declared.size)
 

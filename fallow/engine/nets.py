@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from fallow.engine.memory import out_of_memory
 from fallow.engine.policies import AVERAGE, Policy
 from fallow.engine.replay import Pool, Replayed
 from fallow.errors import UserError, first_line
-from fallow.methods.state import HEAVY, Layout, State, padding
+from fallow.methods.interface import Stats
+from fallow.methods.state import HEAVY, Layout, State, is_plain, padding
 from fallow.models.heads import head_of
 from fallow.models.norms import adopt
 
@@ -41,6 +42,12 @@ def compiled(module: nn.Module, weights: dict[str, Tensor] | None, x: Tensor) ->
         if out_of_memory(e):
             raise
         raise UserError(f"torch.compile failed ({first_line(e)})", "use compile=false") from e
+
+
+def _is_like(tensor: Any, like: Tensor | None) -> bool:
+    if not is_plain(tensor) or tensor.is_complex():
+        return False
+    return like is None or (tensor.shape == like.shape and tensor.is_floating_point() == like.is_floating_point())
 
 
 def _plainly_trained(layer: nn.Module) -> bool:
@@ -151,6 +158,8 @@ class NetHandle:
         self, x: Tensor, weights: Mapping[str, Tensor] | None = None, stats: str = "update", rows: Tensor | None = None,
         parts: tuple[int, ...] | None = None, **how: bool,
     ) -> Any:  # fmt: skip
+        if stats not in get_args(Stats):
+            raise UserError(f"a net is called with stats={stats!r}", f"give {', '.join(get_args(Stats))}")
         self.modes.stats, self.modes.rows, self.modes.parts = stats, rows, parts  # type: ignore[assignment]
         self._train(stats != "running")
         with self._autocast() if self._autocast else nullcontext():
@@ -220,10 +229,26 @@ class NetHandle:
 
     @torch.no_grad()
     def load(self, state: State) -> None:
+        self._check(state)
         for group, tensor in state.groups.items():
             if group in self.flat.groups:
                 self.flat.groups[group].copy_(tensor)
         self.touched()
+
+    def _check(self, state: Any) -> None:
+        """What is no State of this net would be broadcast to its weights, or leave them what they were."""
+        if not isinstance(state, State):
+            what = "nothing" if state is None else f"a {type(state).__name__}"
+        elif state.layout != self.layout:
+            what = "a State of another net"
+        elif "parameters" not in state:
+            what = "a State without parameters"
+        else:
+            odd = [group for group, tensor in state.groups.items() if not _is_like(tensor, self.flat.groups.get(group))]
+            if not odd:
+                return
+            what = f"a State whose {odd[0]} are no plain tensor of real numbers, of the same length"
+        raise UserError(f"a net is given {what}", "give it a State of its own kind, such as server.model or party.received['model']")
 
     @torch.no_grad()
     def follow(self, other: NetHandle, decay: float | Tensor) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fallow.errors import UserError
 from fallow.methods.sparse import Sparse
-from fallow.methods.state import Layout, State
+from fallow.methods.state import Layout, State, is_plain
 
 Tensors = dict[str, Tensor]
 PLAIN = (str, bool, int, float, type(None))
@@ -24,11 +24,11 @@ def pack(tree: Any, layouts: dict[str, Layout]) -> tuple[Any, Tensors]:
             if layout is None:
                 raise _foreign("a State of a net that no party holds")
             for group, tensor in node.groups.items():
-                tensors[f"{path}.{group}"] = tensor
+                tensors[f"{path}.{group}"] = _plain(tensor)
             shape = {"state": layout, "at": path, "groups": list(node.groups)}
             return shape | {"changed": walk(node.changed, f"{path}.changed")} if isinstance(node, Sparse) else shape
         if isinstance(node, Tensor):
-            tensors[path] = node
+            tensors[path] = _plain(node)
             return {"tensor": path}
         if isinstance(node, dict):
             if odd := [k for k in node if not isinstance(k, PLAIN)]:
@@ -53,6 +53,12 @@ def apart(tensors: Tensors) -> Tensors:
         out[name] = here.clone() if place in storages else here
         storages.add(place)
     return out
+
+
+def _plain(tensor: Any) -> Tensor:
+    if not is_plain(tensor):
+        raise _foreign("a tensor whose numbers are not all there" if isinstance(tensor, Tensor) else f"a State with a {type(tensor).__name__} in it")
+    return tensor
 
 
 def _foreign(what: str) -> UserError:

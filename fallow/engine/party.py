@@ -21,6 +21,7 @@ from fallow.engine import feed, judging
 from fallow.engine.clients import SERVER, Reply, Request
 from fallow.engine.clients import Samples as Counts
 from fallow.engine.finite import sound
+from fallow.engine.held import check_names
 from fallow.engine.hooks import at
 from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
@@ -28,7 +29,7 @@ from fallow.engine.site import Site
 from fallow.engine.slot import Slot
 from fallow.errors import UserError
 from fallow.methods.base import Net, Update
-from fallow.methods.plan import column
+from fallow.methods.plan import column, on_host
 from fallow.methods.state import State
 from fallow.schedule import Schedule
 
@@ -115,6 +116,7 @@ class Party(Sized):
         self.made = 0
         self.lr: list[float] = []  # of each step
         self._predictions = 0
+        check_names(self.kit.held, self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["slot"], name)
@@ -167,7 +169,7 @@ def work(site: Site, slot: Slot, job: Job) -> Generator[feed.Step | torch.cuda.E
     if wait is not None:
         yield wait
     with at("plan", kit, job.round, job.party):
-        plan = kit.method.plan(party, {k: v.numpy() if isinstance(v, Tensor) and v.device.type == "cpu" else v for k, v in found.items()})
+        plan = kit.method.plan(party, as_found(found))
     for step in feed.steps(site, plan, party.key("plan"), partial(numbers, party)):
         party.made += 1
         with at("step", kit, job.round, job.party, party.made):
@@ -207,7 +209,9 @@ def _sent(message: dict[str, Any], name: str, start: str | None) -> State:
     """The entry that a net starts from: the one that it names, else that of its own name, else `model`."""
     entry = start or (name if name in message else "model")
     if entry not in message:
-        raise KeyError(f"the net {name!r} starts from {entry!r}, which this message does not have; it has {', '.join(message)}")
+        raise UserError(f"the net {name!r} starts from {entry!r}, which this message does not have; it has {', '.join(message)}", "send it in `down`, or give Net another `start`")
+    if not isinstance(message[entry], State):
+        raise UserError(f"the net {name!r} starts from {entry!r}, which is a {type(message[entry]).__name__} and no State in this message", "send a State in `down`")
     return message[entry]
 
 
@@ -220,6 +224,11 @@ def _read_back(found: dict[str, Any]) -> tuple[dict[str, Any], torch.cuda.Event 
     event = torch.cuda.Event()
     event.record()
     return found | host, event
+
+
+def as_found(answer: dict[str, Any]) -> dict[str, Any]:
+    """What `begin` found, as `plan` takes it."""
+    return {k: on_host(v) if isinstance(v, Tensor) else v for k, v in answer.items()}
 
 
 def numbers(party: Party, made: int, length: int, total: int, given: Any) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from fallow.engine import feed, statistics
 from fallow.engine.hooks import at
 from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
-from fallow.engine.party import Job, Party, begin_calls, numbers, run_step, start_of
+from fallow.engine.party import Job, Party, as_found, begin_calls, numbers, run_step, start_of
 from fallow.engine.site import Sites
 from fallow.engine.slot import Slot
 from fallow.machine import spread
@@ -88,7 +88,7 @@ def gradient(party: Asked) -> State | None:
     """The gradient of the method's own loss at the weights received: the mean over one pass of its plan; None without a step."""
     method, slot = party.kit.method, party.slot
     with at("begin", party.kit, party.round, party.id):
-        found = {k: v.cpu().numpy() if isinstance(v, Tensor) else v for k, v in method.begin(party).items()}
+        found = as_found(method.begin(party))
     with at("plan", party.kit, party.round, party.id):
         plan = method.plan(party, found)
     slot.total.zero_()

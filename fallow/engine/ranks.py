@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,19 +24,22 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from fallow.engine.clients import SERVER, Executor, Samples
 from fallow.engine.kit import Kit
 from fallow.engine.pack import pack, unpack
 from fallow.engine.party import Job, Outcome, sent_by
 from fallow.engine.simulation import Simulation
-from fallow.errors import UserError
+from fallow.errors import UserError, first_line
+from fallow.launched import Misplaced, meeting_place
 from fallow.methods.base import Update
 from fallow.methods.state import Layout
 
 PATIENCE = timedelta(hours=6)  # a dead process is noticed at once, a silent one by its missing beats; this is the last resort
 BEAT = 1.0  # seconds between a rank's signs of life, and between looks at them
 SILENCE = 60.0  # seconds after which a rank without them is named
+JOINING = 300.0  # for the others to come where ranks meet
 PREPARING = 600.0  # after which rank 0 is given up that has not told the run's settings yet
 Tree = dict[str, Any]
 Layouts = dict[str, Layout]
@@ -55,14 +59,17 @@ class RankFailed(Exception):
     """A mistake showed on another rank, whose traceback this is."""
 
 
-def number() -> int:
-    """This process's rank; 0 where torchrun did not start it."""
-    return int(os.environ["RANK"]) if count() > 1 else 0
-
-
-def count() -> int:
-    """How many processes torchrun started."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys() else 1
+def join() -> None:
+    """Meets the other processes. Who is not there yet is not waited for as long as who works."""
+    (host, port), told = meeting_place(), "give every process the MASTER_ADDR and MASTER_PORT of rank 0's machine, and a WORLD_SIZE of as many as there are"
+    try:
+        socket.getaddrinfo(host, port)
+        store, rank, processes = next(rendezvous("env://", timeout=timedelta(seconds=JOINING)))
+        store.set_timeout(timedelta(seconds=JOINING))
+        dist.init_process_group("gloo", store=dist.PrefixStore("default_pg", store), rank=rank, world_size=processes, timeout=PATIENCE)
+        store.set_timeout(PATIENCE)
+    except (OSError, UnicodeError, RuntimeError) as e:  # torch's words for a network are RuntimeErrors
+        raise Misplaced(f"the processes of this run do not meet at {host}:{port} ({first_line(e)})", told) from e
 
 
 # -- the exchange ------------------------------------------------------------------------------------------------------
@@ -73,7 +80,7 @@ class Post:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
         if not dist.is_initialized():
-            dist.init_process_group("gloo", timeout=PATIENCE)
+            join()
         self.group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=PATIENCE)
         self.others = range(1, dist.get_world_size())
         self.open = True  # false while answers are awaited, and for good once that has failed

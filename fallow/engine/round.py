@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fallow.engine import outside
 from fallow.engine.clients import SERVER, Clients, Executor, Reply, Request
 from fallow.engine.eager import over_ranges
 from fallow.engine.evaluating import Validation, columns
@@ -46,8 +47,10 @@ class Federated:
         self.clients: Clients = clients or Local(simulation, executor, keep)
         self.server = Server(self.kit, keep)
         self.server["model"] = self.kit.policy.travels(self.kit.initial())
+        self._outside = outside.kept(self.method) if is_own(self.o.method) else None
         with at("start", self.kit, 0):
             self.method.start(self.server)
+        self.server.pool.settle(0)
         self.seconds: dict[str, float] = {}
         self.whole = True  # false if a failure left kept records of a round that is not in effect
         self.finishing: Callable[[], None] = lambda: None  # called when a round begins to take effect
@@ -142,7 +145,7 @@ class Federated:
         """What each of the round's clients is sent."""
         server, requests = self.server, []
         made: list[tuple[State, State]] = []  # statistics are made once for each model sent
-        for position, client in enumerate(server.active):
+        for position, client in enumerate(list(server.active)):
             with at("down", self.kit, server.round, client):
                 message = self.method.down(server, client)
             message = {k: self._for_use(v, made) for k, v in message.items()}
@@ -302,6 +305,8 @@ class Federated:
         row["lr"] = mean_rate(*tally.rates)
         row["clients"] = len(updates.clients)
         row |= idle(self.kit.held, replies, first=not self.server.round and is_own(self.o.method))
+        if not self.server.round and self._outside is not None and (found := outside.changed(self._outside, outside.kept(self.method))):
+            row["outside"] = found
         row["client_steps"] = sum(steps) / len(steps) if (steps := [r.steps for r in replies if r.party > SERVER]) else None
         return row | means | self.server.logs | {"seconds": {k: round(v, 4) for k, v in self.seconds.items()}}
 

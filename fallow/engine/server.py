@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from fallow import draws
+from fallow.engine import logs
 from fallow.engine.keep import Keep, Record
 from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
-from fallow.engine.slot import RESERVED
 from fallow.errors import UserError
+from fallow.limits import is_whole
 from fallow.methods.sparse import Sparse
 from fallow.methods.state import State
 from fallow.schedule import Schedule
@@ -23,8 +24,8 @@ from fallow.schedule import Schedule
 class Pool:
     """What the server has of each client, `server.pool[client]`: records that are stored as clients' are, and take effect as a round does."""
 
-    def __init__(self, keep: Keep):
-        self._keep = keep
+    def __init__(self, keep: Keep, clients: int):
+        self._keep, self._clients = keep, clients
         self.new: dict[int, Record] = {}  # of a round that has not taken effect
 
     def __getitem__(self, client: int) -> Record:
@@ -34,6 +35,10 @@ class Pool:
 
     def __setitem__(self, client: int, record: Record) -> None:
         """Further entries of the record; those of the same names are replaced."""
+        if not is_whole(client) or client >= self._clients:
+            raise UserError(f"server.pool has no place for {client!r}", f"its places are the clients, 0 to {self._clients - 1}")
+        if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
+            raise UserError(f"server.pool[{client}] is given a {type(record).__name__}", "give a dict of named entries")
         whole = {k: State(v.layout, v.groups) if isinstance(v, Sparse) else v for k, v in record.items()}
         self.new[client] = self.new.get(client, {}) | whole
 
@@ -57,7 +62,7 @@ class Server:
 
     def __init__(self, kit: Kit, keep: Keep):
         self.kit, self.options = kit, kit.options
-        self.pool = Pool(keep)
+        self.pool, self.layouts = Pool(keep, kit.options.clients), keep.layouts
         self._net: NetHandle | None = None
         self.entries: dict[str, Any] = {}
         self.active: list[int] = []
@@ -119,11 +124,8 @@ class Server:
         return o.lr * Schedule.parse(o.schedule).factor(self.round if round is None else round, 0, steps, o.rounds)
 
     def log(self, **values: Any) -> None:
-        """Numbers (or lists of them) for this round's metrics."""
-        for name, value in values.items():
-            if name in RESERVED:
-                raise UserError(f"a method cannot log {name!r}, a column of every run's metrics", "choose another name")
-            self.logs[name] = value.tolist() if isinstance(value, Tensor | np.ndarray) else value
+        """Numbers (or texts, lists and dicts of them) for this round's metrics."""
+        self.logs |= {name: logs.at_server(name, value) for name, value in values.items()}
 
     @torch.no_grad()
     def move(self, target: State, base: State | None = None) -> None:

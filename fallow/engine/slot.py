@@ -10,21 +10,16 @@ import torch
 from torch import Tensor
 
 from fallow.config import Config
-from fallow.engine import judging, kernels
+from fallow.engine import judging, kernels, logs
+from fallow.engine.held import check_names
 from fallow.engine.kit import Kit
 from fallow.engine.nets import NetHandle
 from fallow.engine.optim import Optimizer, clip_
 from fallow.engine.replay import Pool
 from fallow.engine.strict import relaxed
 from fallow.errors import UserError
-from fallow.measure.scores import EACH_TEST
 from fallow.methods.base import Net, Value
 from fallow.methods.state import State
-
-RESERVED = {"round", "accuracy", "test_loss", "bytes_up", "bytes_down", "lr", "clients", "client_steps", "descended", "unused", "seconds"}
-RESERVED |= {*EACH_TEST, "validation_accuracy", "validation_loss", "class_accuracy", "prior_js", "diversity", "R", "label_accuracy_local", "label_accuracy_global"}  # measured
-
-STEPPING = ("optimizer", "momentum", "nesterov", "weight_decay", "clip", "clip_value")  # what a net may have of its own
 
 
 class Slot:
@@ -51,10 +46,11 @@ class Slot:
                 continue
             net = self.nets[name] = kit.net(spec)
             if spec.train:
-                self.optimizers[name] = Optimizer(own_options(self.o, name, spec), net.flat.groups["parameters"], self._decayed(net))
+                self.optimizers[name] = Optimizer(own_options(self.o, spec), net.flat.groups["parameters"], self._decayed(net))
                 self.lr[name] = torch.zeros((), device=kit.device)
         if self.o.prox and "model" in self.nets:
             self.reference = torch.zeros_like(self.nets["model"].flat.groups["parameters"])
+        check_names(kit.held, self)
 
     def _decayed(self, net: NetHandle) -> Tensor | None:
         """1 for each number of a parameter of two axes and more; None where weight decay acts on all."""
@@ -89,6 +85,8 @@ class Slot:
     def descend(self, loss: Tensor, *nets: NetHandle, when: Tensor | None = None, retain: bool = False) -> None:
         """Gradient of the loss for these nets (default: all trained ones), then prox, clip, optimiser step."""
         chosen = nets or tuple(self.nets[n] for n in self.optimizers)
+        if not chosen:
+            raise UserError("`descend` has no net to train: the method holds none without train=False", "hold one, or leave out `descend`")
         leaves = [net.leaves for net in chosen]
         grads = torch.autograd.grad(loss, [p for ps in leaves for p in ps], retain_graph=retain, allow_unused=True)
         start = 0
@@ -141,18 +139,17 @@ class Slot:
     @torch.no_grad()
     def log(self, rows: Tensor | None = None, **values: Any) -> None:
         """Sums a number, or (values, mask), on the device; the round's metrics have the means."""
-        for name, value in values.items():
-            if name in RESERVED:
-                raise UserError(f"a method cannot log {name!r}, a column of every run's metrics", "choose another name")
+        for name, given in values.items():
+            value = logs.of_party(name, given)
             if isinstance(value, tuple):
                 value, mask = value
                 mask = mask if rows is None else mask & rows
                 self._count(name, (value * mask).sum(), mask.sum())
-            elif torch.is_tensor(value) and value.dim():
+            elif isinstance(value, Tensor) and value.dim():
                 kept = torch.ones_like(value, dtype=torch.bool) if rows is None else rows
                 self._count(name, (value * kept).sum(), kept.sum())
             else:
-                value = value if torch.is_tensor(value) else torch.full((), float(value), device=self.kit.device)
+                value = value if isinstance(value, Tensor) else torch.full((), value, device=self.kit.device)
                 self._count(name, value.to(self.kit.device), self._one)
 
     def _count(self, name: str, total: Tensor, count: Tensor) -> None:
@@ -212,9 +209,6 @@ class Slot:
         return self.nets[name].flat.clone() if name in self.nets else self.values[name].clone()
 
 
-def own_options(o: Config, name: str, spec: Net) -> Config:
+def own_options(o: Config, spec: Net) -> Config:
     """The run's settings, with those that a net has of its own."""
-    for key in spec.options or ():
-        if key not in STEPPING:
-            raise KeyError(f"the net {name!r} has an option {key!r}; its own can be {', '.join(STEPPING)}")
     return o.model_copy(update=dict(spec.options or {}))

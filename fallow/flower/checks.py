@@ -14,8 +14,8 @@ from torch import Tensor
 from fallow.engine import judging
 from fallow.engine.clients import Reply, Samples
 from fallow.engine.finite import sound
+from fallow.engine.logs import RESERVED
 from fallow.engine.party import sent_by
-from fallow.engine.slot import RESERVED
 from fallow.flower.messages import Tree, Unreadable, unpacked
 from fallow.flower.parcel import Parcel
 from fallow.flower.thin import whole

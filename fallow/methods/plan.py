@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fallow.data.samples import Array, Stream
+from fallow.data.samples import Array, Samples, Stream
 from fallow.errors import UserError
+from fallow.methods.state import is_plain
 
 MOST_STEPS = 10**7  # of one kind, in a round
 StepFunction = Callable[..., None]  # of a slot and a batch
@@ -53,8 +54,9 @@ class Plan:
     """
 
     def __init__(self, step: StepFunction | None = None, **columns: Column):
-        streams = {k: v for k, v in columns.items() if isinstance(v, Stream)}
-        numbers = {k: v for k, v in columns.items() if not isinstance(v, Stream) and v is not None}
+        if step is not None and not callable(step):
+            raise UserError(f"a plan's steps are to call {step!r}", "give a function of a slot and a batch first, columns by name")
+        streams, numbers = _sorted(columns)
         self.segments: tuple[Segment, ...] = (Segment(step, streams, numbers),) if streams else ()
 
     def __add__(self, other: Plan) -> Plan:
@@ -65,8 +67,7 @@ class Plan:
     def having(self, **columns: Column) -> Plan:
         """This plan with further columns."""
         out = Plan()
-        streams = {k: v for k, v in columns.items() if isinstance(v, Stream)}
-        numbers = {k: v for k, v in columns.items() if not isinstance(v, Stream) and v is not None}
+        streams, numbers = _sorted(columns)
         out.segments = tuple(Segment(s.step, s.streams | streams, s.numbers | numbers) for s in self.segments)
         return out
 
@@ -74,9 +75,28 @@ class Plan:
         return sum(len(s) for s in self.segments)
 
 
+def on_host(tensor: torch.Tensor) -> Array:
+    """Its numbers as numpy has them, which knows neither gradients nor bfloat16."""
+    if not is_plain(tensor):
+        raise UserError("a tensor whose numbers are not all there is read on the host", "make it dense: tensor.to_dense()")
+    there = tensor.detach().cpu()
+    return (there.float() if there.dtype == torch.bfloat16 else there).numpy()
+
+
+def _sorted(columns: Mapping[str, Column]) -> tuple[dict[str, Stream], dict[str, Numbers | ByNet]]:
+    """Those that are streams, and those that are numbers."""
+    for name, value in columns.items():
+        if isinstance(value, Samples):
+            raise UserError(f"column {name!r} of a plan is a set of samples", "make batches of it: .batches(size, view, epochs=1)")
+    numbers = {k: v for k, v in columns.items() if not isinstance(v, Stream) and v is not None}
+    return {k: v for k, v in columns.items() if isinstance(v, Stream)}, numbers
+
+
 def column(name: str, value: Numbers | ByNet, length: int, wide: type[np.floating] = np.float32) -> torch.Tensor:
     """A column of numbers as a tensor whose first axis is the step: int64, or `wide`."""
-    array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    array = on_host(value) if isinstance(value, torch.Tensor) else np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"column {name!r} of a plan is not made of numbers", "give a number, or one for each step")
     if array.ndim == 0:
         array = np.broadcast_to(array, (length,))
     if len(array) < length:

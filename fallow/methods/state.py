@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,11 @@ class Layout:
 
     def names(self, group: str | None = None) -> list[str]:
         return [e.name for e in self.entries if group in (None, e.group)]
+
+
+def is_plain(tensor: object) -> TypeGuard[Tensor]:
+    """Whether it is a tensor whose numbers are there, each of them."""
+    return isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
 
 
 def padding(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fallow import config as configuration
-from fallow import disk
+from fallow import disk, launched
 from fallow.config import Config
 from fallow.data.federate import Federation, labels_sha256
 from fallow.data.given import source_of
@@ -20,7 +20,7 @@ from fallow.engine.inspecting import inspect
 from fallow.engine.kit import Kit
 from fallow.errors import UserError
 from fallow.methods import REGISTERED, find
-from fallow.runs import longer
+from fallow.runs import arguments, longer
 from fallow.runs import origin as origins
 from fallow.runs.at_work import Run, executor_for, simulation_of
 from fallow.runs.data import Reading, load_source, opened_source
@@ -40,9 +40,9 @@ from fallow.trees import shown
 
 def _together(lead: Callable[[], Result], source: Source | None) -> Result:
     """Rank 0 leads a run; the others do their share of its work until it is done, and then have the same result."""
-    if ranks.count() == 1:
+    if launched.count() == 1:
         return lead()
-    if ranks.number():
+    if launched.rank():
         return Result(Path(ranks.serve(lambda begin: _built(begin, source))))
     post = ranks.post()
     try:
@@ -104,7 +104,7 @@ def run(
     with ("data", sentence) and with ("reading", (images decoded, images in all)).
     `trust=True` lets code run that a recipe names.
     """
-    _check_stop(stop_after)
+    stop_after, out, name, recipe = arguments.rounds("--stop-after", stop_after), arguments.folder("out", out), arguments.name_of_run(name), arguments.recipe(recipe)
     if "progress" in keys:
         raise UserError("progress is no key of a run", "write quiet=True to see none of it, quiet=False to see it everywhere")
     if watch is not None and not callable(watch):
@@ -115,7 +115,7 @@ def run(
     if (source := source_of(keys.get("data"), test, classes)) is not None:
         keys["data"] = source
     with watching(quiet, watch) as told:
-        return _together(lambda: _run(recipe, keys, Path(out), name, stop_after, download, told, trust), source)
+        return _together(lambda: _run(recipe, keys, out, name, stop_after, download, told, trust), source)
 
 
 def _check_single(keys: dict[str, Any]) -> None:
@@ -176,10 +176,10 @@ def resume(
     `quiet` and `watch` are those of `run`. `trust=True` lets code run that the folder names and that this user has never
     named himself. `anyway=True` goes on with data or own code that are not those the run was begun with.
     """
-    _check_stop(stop_after)
+    stop_after, path = arguments.rounds("--stop-after", stop_after), arguments.folder("path", path)
     source = source_of(source, test, classes)
     with watching(quiet, watch) as told:
-        return _together(lambda: _resume(Path(path), rounds, stop_after, source, told, trust, anyway), source)
+        return _together(lambda: _resume(path, rounds, stop_after, source, told, trust, anyway), source)
 
 
 def _resume(
@@ -254,11 +254,6 @@ def _check_data(federation: Federation, source: Source) -> None:
         )
 
 
-def _check_stop(stop_after: int | None) -> None:
-    if stop_after is not None and stop_after < 1:
-        raise UserError(f"--stop-after {stop_after} is not a round", "rounds count from 1")
-
-
 def load_result(path: str | Path, trust: bool = False) -> Result:
     """The result of a run's folder, or of an export's.
 
@@ -269,4 +264,4 @@ def load_result(path: str | Path, trust: bool = False) -> Result:
 
     `trust=True` lets a model run whose code this user has never named himself.
     """
-    return Result(RunFolder.existing(run_path(Path(path))).path, trust)
+    return Result(RunFolder.existing(run_path(arguments.folder("path", path))).path, trust)

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from fallow import launched
 from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
-from fallow.engine import ranks
 from fallow.engine.clients import Clients, Executor
 from fallow.engine.debug import Debug
 from fallow.engine.eager import Eager
@@ -28,6 +28,7 @@ from fallow.engine.round import Federated
 from fallow.engine.simulation import Simulation
 from fallow.engine.slots import Slots
 from fallow.errors import UserError
+from fallow.methods import is_own
 from fallow.methods.base import Method
 from fallow.runs import origin as origins
 from fallow.runs.folder import RunFolder
@@ -46,10 +47,10 @@ def executor_for(simulation: Simulation, compared: dict[str, Any] | None = None)
 
     Where torchrun started several processes, rank 0 shares the work with the others; they have what is `compared`.
     """
-    kit, rank = simulation.kit, ranks.number()
+    kit, rank = simulation.kit, launched.rank()
     captured = kit.device.type == "cuda" and kit.options.capture
     own: Executor = (Debug if kit.debug else Slots if captured else Eager)(simulation)
-    if rank or ranks.count() == 1:
+    if rank or launched.count() == 1:
         return own
     federation = {name: torch.tensor(array) for name, array in simulation.federation.arrays().items()}
     compared = compared or origins.for_ranks(kit.options, simulation.source)
@@ -59,7 +60,8 @@ def executor_for(simulation: Simulation, compared: dict[str, Any] | None = None)
 
 def simulation_of(options: Config, method: type[Method], source: Source, federation: Federation) -> Simulation:
     kind = method.algorithm(options)
-    kind = watched(kind) if options.backend == "debug" else kind
+    if (closely := options.backend == "debug") or is_own(options.method):
+        kind = watched(kind, closely=closely)
     return Simulation(options, kind(options, len(source.classes)), source, federation)
 
 
@@ -97,7 +99,7 @@ class Run:
         self.health = Health(self.folder.path, self.health.facts, self.folder.rows())
         watch("start", self)
         committed, whole = self.done, True
-        terminated = RankLost("another rank has ended, or the run was told to stop") if ranks.count() > 1 else None
+        terminated = RankLost("another rank has ended, or the run was told to stop") if launched.count() > 1 else None
         with Interrupts(terminated) as interrupts:
             self.federated.finishing = interrupts.hold
             try:

@@ -129,6 +129,9 @@ def _idle(rows: Sequence[Row], facts: Facts) -> Iterator[Finding]:
     if all(r.get("descended") is False for r in rows):
         remedy = "call one of them with the loss, or hold nets that stay as they are with Net(train=False)"
         yield Finding("no-descend", rows[0]["round"], "no step has called s.descend or s.apply, so nothing is trained", remedy)
+    for name in rows[0].get("outside") or ():
+        said = f"the method's code changes {name} as it runs, which the next run of this process finds changed, and a resumed one does not"
+        yield Finding("outside", rows[0]["round"], said, "keep it in server[...], or in a held thing with keep=True")
     for name in rows[0].get("unused") or ():
         yield Finding("unused", rows[0]["round"], f"the method holds {name!r}, which no hook used in the first round", f"take it out of `holds`, or use s.{name} in the step")
 

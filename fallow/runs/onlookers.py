@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any
 
-from fallow.engine import ranks
+from fallow import launched
 
 Watch = Callable[[str, Any], None]
 PAUSE = 0.2  # seconds between two updates of a notebook's cell
@@ -19,7 +19,7 @@ PAUSE = 0.2  # seconds between two updates of a notebook's cell
 def watching(quiet: bool | None, watch: Watch | None) -> Iterator[Watch | None]:
     """A watcher that shows progress and tells `watch`, too. Without a word on `quiet` nothing is shown beside a `watch`
     of the user's own, nor where there is neither terminal nor notebook."""
-    if quiet or ranks.number() or (quiet is None and watch is not None):
+    if quiet or launched.rank() or (quiet is None and watch is not None):
         yield watch
         return
     with _shown(quiet is False) as shown:

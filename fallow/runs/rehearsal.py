@@ -11,6 +11,7 @@ from fallow.config import Config
 from fallow.data.federate import Federation
 from fallow.data.sources import Source
 from fallow.durations import format_duration
+from fallow.engine.held import held
 from fallow.machine import cores, device_of
 from fallow.methods.base import Method, Net
 from fallow.runs import Watcher, prepare
@@ -78,8 +79,8 @@ def memory(method: type[Method], options: Config, source: Source) -> float:
     with torch.random.fork_rng(devices=[]):
         net = models.build(options.model, len(source.classes), source.channels, norm=options.norm, size=source.size)
     weights = sum(p.nbytes for p in net.parameters())
-    held = sum(isinstance(thing, Net) for thing in method(options, len(source.classes)).holds().values())
-    nets = weights * (held + 2)  # gradients and momentum beside them
+    count = sum(isinstance(thing, Net) for thing in held(method(options, len(source.classes))).values())
+    nets = weights * (count + 2)  # gradients and momentum beside them
     party = step * kept_for_gradients(options, source) + nets
     todo = work(method, options, len(source.train), len(source.test), len(source.classes))
     ahead = min(options.view_memory * GIB, 4 * todo.trained * source.channels * source.size**2)

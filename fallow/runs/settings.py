@@ -72,7 +72,7 @@ def resolve(recipe_keys: Keys, given: Keys, trust: bool = False) -> tuple[type[M
     more = recipe_keys.pop("readings", None) or {}
     read = merge(method.readings.get(reading, {}), more.get(reading) or {}) if isinstance(reading, str) else {}
     recipe_keys = without(recipe_keys, read)
-    scenario = method.scenario_defaults(str(labels))
+    scenario = method.scenario_defaults(shown(labels))
     defaults = merge(scenario, read)
     lacking.check(recipe_keys | given, method, name)
     options = validate(method.Options, merge(defaults, recipe_keys, _with_counts(given, recipe_keys)))

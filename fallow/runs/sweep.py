@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fallow import launched
 from fallow.config import Config
-from fallow.engine import ranks
 from fallow.errors import UserError
 from fallow.keys.section import Keys
 from fallow.methods import REGISTERED, find, is_own
@@ -67,7 +67,7 @@ def plan(
     recipe_name: str | None, found: Combinations, out: Path, name: str | None = None, download: bool = False, trust: bool = False
 ) -> Sweep:
     """All runs of a grid with their complete settings; a mistake in any of them is told before one is made."""
-    if ranks.count() > 1:
+    if launched.count() > 1:
         raise UserError("a grid of runs is no work for torchrun", "start it with plain `fallow run`, or give each key one value")
     sources, members, notes = Settled(download), list[tuple[str, Any, Keys, Config]](), list[str]()
     seen: set[Identity] = set()
