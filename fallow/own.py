@@ -27,6 +27,7 @@ from fallow.paths import open_plain
 INSTALLED = {"site-packages", "dist-packages"}
 SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)  # in the order in which Python takes them
 FORM = "write FILE.py:Class, or module:Class"
+TRUSTED = "  --trust"  # behind a line of the list: the content is trusted, and the file was named by something else
 WITHIN = "/:"  # FOLDER/:module:Class is a module that is looked for in this folder first
 
 
@@ -223,8 +224,7 @@ def _executed(code: Code) -> ModuleType:
     name = f"fallow_own_{code.file.stem}_{code.sha256[:12]}"
     module = ModuleType(name)
     module.__file__ = str(code.file)
-    if str(code.root) not in sys.path:  # its neighbours, after all that is installed
-        sys.path.append(str(code.root))
+    _let_find_neighbours(code)
     sys.modules[name] = module
     try:
         exec(compile(code.files[code.file.name], str(code.file), "exec", dont_inherit=True), module.__dict__)
@@ -244,12 +244,48 @@ def _imported(code: Code) -> ModuleType:
                 raise UserError(f"another module {name!r} is loaded, of {there}", "give the other one as FILE.py:Class, or begin a new process")
             for old in [n for n in sys.modules if n == name or n.startswith(f"{name}.")]:
                 del sys.modules[old]
-    before = list(sys.path)
-    sys.path.insert(0, str(code.root))
-    try:
+    with _first(code):
         return importlib.import_module(code.module)
+
+
+@contextmanager
+def _first(code: Code) -> Iterator[None]:
+    """Has a module be found here rather than elsewhere, while it is imported; its neighbours later on, too."""
+    finders, paths = list(sys.meta_path), list(sys.path)
+    if _is_at_home(code):
+        sys.path.insert(0, str(code.root))
+    else:
+        sys.meta_path.insert(0, Neighbours(code))
+    try:
+        yield
     finally:
-        sys.path[:] = [*before, *([str(code.root)] if str(code.root) not in before else [])]
+        sys.meta_path[:], sys.path[:] = finders, paths
+        _let_find_neighbours(code)
+
+
+def _let_find_neighbours(code: Code) -> None:
+    """After all that is installed. Where the user has not named the file himself a module beside it is none that he has seen."""
+    if str(code.root) in sys.path:
+        return
+    if _is_at_home(code):
+        sys.path.append(str(code.root))
+    else:
+        sys.meta_path.append(Neighbours(code))
+
+
+class Neighbours:
+    """Finds the modules beside own code that are part of it, and no others: not what some package would import if it were there."""
+
+    def __init__(self, code: Code):
+        self.root, self.files = code.root, code.files.keys()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        spec = None if path is not None else PathFinder.find_spec(name, [str(self.root)])
+        if spec is None:
+            return None
+        if spec.origin is None:  # a folder without an __init__
+            return spec if any(file.startswith(f"{name}/") for file in self.files) else None
+        return spec if any(Path(spec.origin) == self.root / file for file in self.files) else None
 
 
 @contextmanager
@@ -277,6 +313,7 @@ def _shown(code: Code, file: str) -> str:
 
 # -- trust -------------------------------------------------------------------------------------------------------------
 _named: set[str] = set()  # contents that were named in this process
+_homes: set[str] = set()  # files that the user has named himself
 
 
 def trusted_list() -> Path:
@@ -288,7 +325,9 @@ def trusted_list() -> Path:
 
 def named(name: str, what: str) -> None:
     """The user names this code himself: its content is his own from now on, in later processes too."""
-    _remember(find(name, what))
+    code = find(name, what)
+    _homes.add(str(code.file or code.shown))
+    _remember(code)
 
 
 def check(name: str, what: str, by: str, trust: bool) -> None:
@@ -306,16 +345,28 @@ def check(name: str, what: str, by: str, trust: bool) -> None:
 
 def _remember(code: Code) -> None:
     _named.add(code.sha256)
-    if code.sha256 not in _listed():
+    line = f"{code.sha256}  {str(code.file or code.shown)!a}"
+    home = str(code.file or code.shown) in _homes
+    if code.sha256 not in _listed() or (home and line not in _lines()):
         with suppress(OSError, RuntimeError):  # then this process alone remembers
             path = trusted_list()
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "a", encoding="utf-8") as f:
-                f.write(f"{code.sha256}  {str(code.file or code.shown)!a}\n")
+                f.write(f"{line}{'' if home else TRUSTED}\n")
+
+
+def _is_at_home(code: Code) -> bool:
+    """Whether the user has named this very file himself, and not a copy of it that came from elsewhere."""
+    where = str(code.file or code.shown)
+    return where in _homes or f"{code.sha256}  {where!a}" in _lines()
 
 
 def _listed() -> set[str]:
+    return {line[:64] for line in _lines()}
+
+
+def _lines() -> list[str]:
     try:
-        return {line[:64] for line in trusted_list().read_text(encoding="utf-8", errors="replace").splitlines()}
+        return trusted_list().read_text(encoding="utf-8", errors="replace").splitlines()
     except (OSError, RuntimeError):
-        return set()
+        return []

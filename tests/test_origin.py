@@ -71,6 +71,7 @@ def keys(place: Path, **more: Any) -> dict[str, Any]:
 def strange() -> None:
     """As if this were another user's account and process."""
     own._named.clear()
+    own._homes.clear()
     own.trusted_list().unlink(missing_ok=True)
 
 
@@ -196,6 +197,36 @@ def test_a_received_folder_runs_no_code(place: Path, fallow_cli: Any) -> None:
     own._named.clear()  # another process of the same user, who has trusted it
     assert fallow_cli("export", str(run), "--format", "safetensors").code == 0
     assert "Mine et al." in (run / "export" / "README.md").read_text()
+
+
+OTHERS = "import sys\nsys.modules['ran_{tag}'] = sys\n"
+
+
+@pytest.mark.parametrize("form", ["mine_{tag}.py:Mine", ":mine_{tag}:Mine"])
+@pytest.mark.parametrize("trust", [False, True])
+def test_what_lies_beside_received_code_is_not_found(trust: bool, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its content is known, and a package that somebody imports where it is installed comes along: it would run unseen."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setenv("FALLOW_HOME", str(tmp_path / "home"))
+    tag = hashlib.sha256(str(tmp_path).encode()).hexdigest()[:8]
+    for folder in (tmp_path / "own", tmp_path / "received"):
+        folder.mkdir()
+        (folder / f"mine_{tag}.py").write_text(f"import part_{tag}, lot_{tag}.x\nclass Mine: part = part_{tag}.x + lot_{tag}.x.y\n")
+        (folder / f"part_{tag}.py").write_text("x = 1\n")
+        (folder / f"lot_{tag}").mkdir()
+        (folder / f"lot_{tag}" / "x.py").write_text("y = 2\n")
+        (folder / f"tracker_{tag}.py").write_text(OTHERS.format(tag=tag))
+    if not trust:
+        own.named(f"{tmp_path}/own/mine_{tag}.py:Mine", "method")
+    name = f"{tmp_path}/received/{form.format(tag=tag)}"
+    own.check(name, "method", "the run", trust)
+    assert own.load(name, "method")[0].part == 3
+    with pytest.raises(ImportError):
+        __import__(f"tracker_{tag}")
+    own.named(name, "method")  # who names it himself has its folder, too
+    own.forget(name, "method")
+    assert own.load(name, "method")[0].part == 3 and __import__(f"tracker_{tag}") and f"ran_{tag}" in sys.modules
 
 
 def test_a_recipe_from_elsewhere_runs_no_code(place: Path, fallow_cli: Any) -> None:
