@@ -236,13 +236,11 @@ class NetHandle:
         self.touched()
 
     def _check(self, state: Any) -> None:
-        """What is no State of this net would be broadcast to its weights, or leave them what they were."""
+        """What is no State of this net would be broadcast to its weights, and that of another net fill them wrongly."""
         if not isinstance(state, State):
             what = "nothing" if state is None else f"a {type(state).__name__}"
         elif state.layout != self.layout:
             what = "a State of another net"
-        elif "parameters" not in state:
-            what = "a State without parameters"
         else:
             odd = [group for group, tensor in state.groups.items() if not _is_like(tensor, self.flat.groups.get(group))]
             if not odd:
