@@ -10,6 +10,7 @@ import torch
 from conftest import TINY, rows, same
 from torch import nn
 
+from fallow.config import Config
 from fallow.engine.keep import Keep
 from fallow.engine.pack import pack, unpack
 from fallow.engine.server import Pool
@@ -136,7 +137,7 @@ def test_a_round_that_fails_leaves_the_pool(tmp_path: Path) -> None:
 def test_what_is_in_the_pool_is_told_when_it_is_damaged(tmp_path: Path) -> None:
     layouts = {"model": State.of(model()).layout}
     keep = Keep(tmp_path, 0.0, layouts, torch.device("cpu"))
-    pool = Pool(keep, 20)
+    pool = Pool(keep, Config(clients=20))
     pool[3] = {"model": State.of(model(), layouts["model"])}
     pool[12] = {"model": State.of(model(), layouts["model"])}
     pool.settle(1)

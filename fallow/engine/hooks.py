@@ -124,7 +124,7 @@ def _lasting(hook: str, server: Any, closely: bool) -> None:
     model = server.entries.get("model")
     if not isinstance(model, State):
         raise Wrong("hooks", f"{hook} leaves {_kind(model)} in server['model'], and not a State")
-    pack([server.entries, server.pool.new], server.layouts)  # refuses what no checkpoint holds
+    pack([server.entries, server.pool.new], server.pool.layouts)  # refuses what no checkpoint holds
     _entries(hook, {"model": model}, server.kit, closely)
     needed = server.kit.policy.travels(server.kit.initial()).only("parameters", "statistics").groups
     for group in needed.keys() - model.groups.keys():

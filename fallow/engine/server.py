@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fallow import draws
+from fallow.config import Config
 from fallow.engine import logs
 from fallow.engine.keep import Keep, Record
 from fallow.engine.kit import Kit
@@ -17,15 +18,15 @@ from fallow.engine.nets import NetHandle
 from fallow.errors import UserError
 from fallow.limits import is_whole
 from fallow.methods.sparse import Sparse
-from fallow.methods.state import State
+from fallow.methods.state import Layout, State
 from fallow.schedule import Schedule
 
 
 class Pool:
     """What the server has of each client, `server.pool[client]`: records that are stored as clients' are, and take effect as a round does."""
 
-    def __init__(self, keep: Keep, clients: int):
-        self._keep, self._clients = keep, clients
+    def __init__(self, keep: Keep, options: Config):
+        self._keep, self._options = keep, options
         self.new: dict[int, Record] = {}  # of a round that has not taken effect
 
     def __getitem__(self, client: int) -> Record:
@@ -35,8 +36,8 @@ class Pool:
 
     def __setitem__(self, client: int, record: Record) -> None:
         """Further entries of the record; those of the same names are replaced."""
-        if not is_whole(client) or client >= self._clients:
-            raise UserError(f"server.pool has no place for {client!r}", f"its places are the clients, 0 to {self._clients - 1}")
+        if not is_whole(client) or client >= self._options.clients:
+            raise UserError(f"server.pool has no place for {client!r}", f"its places are the clients, 0 to {self._options.clients - 1}")
         if not isinstance(record, dict) or not all(isinstance(name, str) for name in record):
             raise UserError(f"server.pool[{client}] is given a {type(record).__name__}", "give a dict of named entries")
         whole = {k: State(v.layout, v.groups) if isinstance(v, Sparse) else v for k, v in record.items()}
@@ -50,6 +51,11 @@ class Pool:
         known = (int(o.removeprefix("pool-")) for o in self._keep.version if isinstance(o, str))
         return iter(sorted({*known, *self.new}))
 
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """Of the nets whose States the server can keep."""
+        return self._keep.layouts
+
     def settle(self, round: int) -> None:
         """The round takes effect."""
         if self.new:
@@ -62,7 +68,7 @@ class Server:
 
     def __init__(self, kit: Kit, keep: Keep):
         self.kit, self.options = kit, kit.options
-        self.pool, self.layouts = Pool(keep, kit.options.clients), keep.layouts
+        self.pool = Pool(keep, kit.options)
         self._net: NetHandle | None = None
         self.entries: dict[str, Any] = {}
         self.active: list[int] = []
