@@ -55,8 +55,8 @@ def best_weights(path: Path) -> bytes | None:
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """A run's metrics, times aside."""
-    lines = (path / "metrics.jsonl").read_text().splitlines()
+    """A run's metrics, times aside; what stands behind the last whole line is a row that a kill cut off."""
+    lines = (path / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
     return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
 
 

@@ -69,7 +69,8 @@ def wrong(case: Case, told: dict[str, Any]) -> str | None:
         failed = case.words[0] in ("table", "check") and told["code"] == 1  # some of its runs failed, or a problem was found
         return None if failed else f"exit code {told['code']}"
     if told["code"] == 2:
-        return None if told["err"].startswith("error: ") and told["err"].count("\n") == 1 else "no sentence"
+        *_, last = told["err"].splitlines() or [""]  # words on what was left out may stand before it
+        return None if last.startswith("error: ") and told["err"].count("error: ") == 1 else "no sentence"
     return case.check()
 
 
